@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import traceback
 
 import pytest
 import torch
@@ -316,6 +318,11 @@ def test_what_is_not_what_it_looks_like_stays():
         rc.fold(trained(OwnNet()), method="riformer")
     with pytest.raises(UsageProblem, match="has no effect"):
         rc.fold(trained(OwnNet()), num_heads=3)
+    with pytest.raises(UsageProblem, match="exmaple has no effect") as refused:
+        rc.fold(trained(OwnNet()), exmaple=torch.randn(3, 5, 8))
+    assert "Did you mean example?" in refused.value.hint
+    if sys.version_info >= (3, 11):
+        assert f"hint: {refused.value.hint}" in "".join(traceback.format_exception(refused.value))
     with pytest.raises(UsageProblem, match="for checkpoint files"):
         rc.fold(trained(OwnNet()), out="x")
 

@@ -119,6 +119,9 @@ def test_a_quiet_measurement_is_trusted_and_each_disturbance_named():
     unknown = told(given=rough, of=ratio("a", samples["a"], "b", rough["b"], seed=0))
     assert unknown[0] == "inconclusive"
     assert "the ratio is known to" in unknown[1]
+    assert "more rounds cannot help" in unknown[1]
+    less = {**samples, "b": samples["b"] * np.exp(random.normal(0, 0.2, 100))}
+    assert "(--rounds)" in told(given=less, of=ratio("a", samples["a"], "b", less["b"], seed=0))[1]
 
 
 def test_the_rounds_that_a_measurement_asks_for_are_enough():
@@ -730,6 +733,18 @@ def test_throughput_is_of_streams_beside_one_stream_and_the_training_form(tiny, 
     assert repaconv("bench", "--streams", "2")[0] == 2
     rc.fold(tiny, force=True)  # the same network: nothing is removed
     assert Path("repaconv-out/tiny/bench/x86-64.throughput.json").exists()
+
+
+def test_a_model_alone_has_no_speedup_and_the_result_says_how_to_get_one():
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 8, 8]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "net", ports[:1], ports[1:])
+    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]), "net.onnx")
+    alone, compared = (
+        rc.bench("net.onnx", rounds=2),
+        rc.bench("net.onnx", against=shutil.copy("net.onnx", "b.onnx"), rounds=2),
+    )
+    assert (alone.ratio, "--against FILE" in alone.note) == (None, True)
+    assert "--against" not in compared.note
 
 
 def test_a_graph_whose_name_is_not_utf_8_is_to_be_renamed(tmp_path):

@@ -195,9 +195,9 @@ def test_a_pickled_module_folds_with_the_code_of_arch(written):
 
 
 def test_a_pickled_module_of_an_unknown_network_is_to_be_exported_or_built(written):
-    with pytest.raises(Refused, match="no keys of any method") as refused:
+    with pytest.raises(Refused, match="no tensors named as those of any known method") as refused:
         rc.fold(written(SET))
-    assert all(way in refused.value.hint for way in ("whole module", "torch.onnx.export", "state_dict()", "--arch"))
+    assert all(way in refused.value.hint for way in ("whole module", "torch.onnx.export", "repaconv fold ", "--arch"))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ FEWEST = 20
 """Minimum number of rounds for a meaningful confidence interval."""
 RESOLUTION = 0.025
 """Largest half-width of a ratio's interval at which a difference of 5% is still detected."""
+MOST_TIMES = 100
+"""How many times more rounds may be recommended; a measurement that needs more was disturbed."""
 OTHERS, OTHERS_HERE, MUCH = 0.10, 0.02, 0.25
 """Limits for the time share of other processes: on the machine, on the cores in use, and too much for a result."""
 CLOCK = 0.1
@@ -77,10 +79,13 @@ def _too_little(samples_ms: Mapping[str, NDArray[np.float64]], compared: Ratio |
         yield f"too few samples: {rounds} rounds, {FEWEST} at least"
     elif compared is not None and (compared.high - compared.low) / 2 > RESOLUTION * compared.median:
         known = (compared.high - compared.low) / 2 / compared.median
-        yield (
-            f"the ratio is known to {known:.1%} only, and {RESOLUTION:.1%} is needed: about {enough(rounds, known)} "
-            "rounds would be enough on a quiet machine (--rounds)"
+        wanted = enough(rounds, known)
+        what = (
+            f"about {wanted} rounds would be enough on a quiet machine (--rounds)"
+            if wanted <= MOST_TIMES * rounds
+            else "more rounds cannot help, other processes must stop"
         )
+        yield f"the ratio is known to {known:.1%} only, and {RESOLUTION:.1%} is needed: {what}"
 
 
 def enough(rounds: int, known: float) -> int:

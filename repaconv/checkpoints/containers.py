@@ -127,7 +127,9 @@ class Archive:
             kind = "a TorchScript archive" if pickles else "a zip file without data.pkl"
             raise Refused(
                 f"{path} is {kind}, not a checkpoint.",
-                hint="Save the trained module's state_dict() with torch.save or safetensors.",
+                hint="An .npz holds arrays: give it with --inputs."
+                if path.suffix == ".npz"
+                else "Save the trained module's state_dict() with torch.save or safetensors.",
                 code="checkpoint.type",
             )
         self.root = pickles[0][: -len("data.pkl")]

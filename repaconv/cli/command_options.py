@@ -219,7 +219,8 @@ app = _Commands(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Fold a trained vision network exactly into its fastest inference-time form; verify, export and benchmark it.",
-    epilog="Exit codes: 0 done and verified, 1 a gate failed, 2 usage, 3 environment, 4 input refused, "
+    epilog="Start: repaconv fold FILE. Each command prints the one that usually comes next. Without a file: "
+    "repaconv demo.\n\nExit codes: 0 done and verified, 1 a gate failed, 2 usage, 3 environment, 4 input refused, "
     "5 inconclusive, 130 interrupted.",
 )
 

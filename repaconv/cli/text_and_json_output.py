@@ -239,7 +239,7 @@ def print_files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> No
     if quiet:
         return
     console = stderr()
-    for verb, names in (("took", took), ("wrote", wrote)):
+    for verb, names in (("read", took), ("wrote", wrote)):
         for name in names:
             console.print(f"[dim]{verb:>5}[/] {plain(relative_path(name))}")
 

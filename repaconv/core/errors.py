@@ -62,6 +62,8 @@ class RepaconvError(Exception):
         self.message = in_one_line(message)
         self.hint = "\n".join(map(in_one_line, hint.split("\n")))  # commands to copy are on lines of their own
         self.code = code
+        if self.hint:
+            self.__notes__ = [f"hint: {self.hint}"]  # from Python 3.11 on, tracebacks print notes after the message
 
 
 class GateFailed(RepaconvError):

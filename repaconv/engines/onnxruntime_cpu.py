@@ -247,7 +247,7 @@ class OnnxRuntime:
             types=types,
             log="",
             options=as_text(options),
-            proved="the types are those of the optimised graph, which is what runs"
+            proved="the types are those of the optimized graph, which is what runs"
             + ("" if order.here else "; on its device ONNX Runtime adds what it does for that processor alone"),
             runs_here=True,
         )

@@ -130,7 +130,7 @@ class Knobs:
         for name in self._left:
             raise UsageProblem(
                 f"this method has no setting {name!r}.",
-                hint=f"{did_you_mean(name, self._known)}Known settings: {', '.join(self._known)}."
+                hint=f"{did_you_mean(name, self._known)}Known settings: {', '.join(dict.fromkeys(self._known))}."
                 if self._known
                 else "It has no settings here.",
                 code="setting.unknown",

@@ -48,7 +48,8 @@ class FoldStep(Record):
         not_folded: What stays in the module as it is, one text for each, with the reason if it has one.
         equation: The equation of the paper that the step follows, e.g. ``eqs. 3-4``; empty if there is none.
         max_rel_error: The largest error of this step alone, in float64: max|folded - trained| / max|trained| of the
-            module's output on random input, or of its weights where only those change.
+            module's output on random input, or of its weights where only those change. In the certificate of a module
+            in memory, the error of the whole module for each step that is not compared alone.
         allowed: The largest ``max_rel_error`` with which the step passes: 1e-12, or another limit that ``reason``
             explains. Never null in a ``fold.json``.
         reason: Why ``allowed`` is another limit than 1e-12; empty if it is that.

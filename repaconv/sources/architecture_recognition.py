@@ -40,6 +40,7 @@ def recognised(found: Checkpoint, unknown: Refused) -> Known:
 
 def _hint(found: Checkpoint, near: tuple[Known, ...], buildable: int) -> str:
     """Tell the user what to do when several architectures match, when config.json is needed, or when none matches."""
+    path = shlex.quote(str(found.path))
     names = ", ".join(one.name for one in near)
     if buildable > 1:
         return f"Its tensors are those of {names}, which compute different things: say which with --arch."
@@ -49,9 +50,8 @@ def _hint(found: Checkpoint, near: tuple[Known, ...], buildable: int) -> str:
         return f"It is near to {near[0].name}, but for {near[0].differs}: --arch ./net.py:build takes your own code."
     if found.modules:
         return (
-            "It is a whole module, whose code is not run. Export it to ONNX and fold that: torch.onnx.export(module, "
-            'inputs, "model.onnx"). Or save torch.save(module.state_dict(), "weights.pt") and say what builds it: '
-            "repaconv fold weights.pt --arch timm:NAME, torchvision:NAME or ./net.py:build."
+            f"It is a whole module, whose code is not run. Say what builds it: repaconv fold {path} --arch timm:NAME, "
+            "torchvision:NAME or ./net.py:build. Or export it to ONNX and fold that: torch.onnx.export(module, inputs, "
+            '"model.onnx").'
         )
-    path = shlex.quote(str(found.path))
     return f"Say what builds it: repaconv fold {path} --arch timm:NAME, torchvision:NAME or ./net.py:build."

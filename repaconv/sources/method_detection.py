@@ -50,7 +50,7 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
         )
     require_base(checkpoint)
     raise Refused(
-        f"{checkpoint.path} has no keys of {wanted if wanted != 'auto' else 'any method that is known here'}.",
+        f"{checkpoint.path} has no tensors named as those of {wanted if wanted != 'auto' else 'any known method'}.",
         hint=_detected_method_hint(checkpoint, wanted)
         + f"Known methods: {', '.join(plugins.registered(plugins.METHODS))}. See `repaconv inspect`.",
         code="method.mismatch",
@@ -60,7 +60,11 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
 def _detected_method_hint(checkpoint: Checkpoint, wanted: str) -> str:
     """A sentence that names the detected method, if another one was requested; else empty."""
     try:
-        return f"They are of {choose_method(checkpoint, 'auto')[0].name}. " if wanted != "auto" else ""
+        return (
+            f"Its tensors are named as those of {choose_method(checkpoint, 'auto')[0].name}. "
+            if wanted != "auto"
+            else ""
+        )
     except RepaconvError:
         return ""
 

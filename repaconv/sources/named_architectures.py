@@ -113,8 +113,8 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
         ) from error
     if build is None or not isinstance(made, torch.nn.Module):
         raise UsageProblem(
-            f"{path} has no function {function} that gives a torch.nn.Module.",
-            hint="It takes no arguments, and returns the network.",
+            f"{path} has no function {function} that returns a torch.nn.Module.",
+            hint="The function takes no arguments and returns the network.",
             code="arch.function",
         )
     found: Callable[[], nn.Module] = build
@@ -186,7 +186,9 @@ def of_folder(folder: Path) -> tuple[Architecture, Path]:
     except (OSError, ValueError) as error:
         raise Refused(
             f"{folder} has no readable config.json: {getattr(error, 'strerror', None) or error}.",
-            hint="Give a checkpoint, or a Hugging Face folder of config.json and model.safetensors.",
+            hint="It is a run folder: give the file from which it was made."
+            if (folder / "fold.json").is_file()
+            else "Give a checkpoint, or a Hugging Face folder of config.json and model.safetensors.",
             code="folder.config",
         ) from error
     weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)

@@ -106,11 +106,11 @@ def exported_graph(
     from repaconv.verification.model_runners import TorchRunner
 
     spec, scratch = ways.spec, ways.scratch
-    ways.progress(f"{ways.form}: torch", 0, 0)
+    ways.progress(f"{ways.form}: load in torch", 0, 0)
     runner = TorchRunner(module, tensors, double=False, outputs=(output,))
     judge = Judge.of(runner, _comparison_inputs(shape, spec.batch, spec.free_size), ways)
     _load_float32(module, tensors)
-    ways.progress(f"{ways.form}: to ONNX", 0, 0)
+    ways.progress(f"{ways.form}: export to ONNX", 0, 0)
     written: dict[str, Any] = {
         "opset": spec.opset,
         "lacks": spec.lacks,
@@ -123,7 +123,7 @@ def exported_graph(
     data = scratch / DATA if (scratch / DATA).is_file() else None
     judge = judge._replace(folder=scratch if data else None)
     check(exported, judge.folder)
-    ways.progress(f"{ways.form}: ONNX Runtime", 0, 0)
+    ways.progress(f"{ways.form}: compare under ONNX Runtime", 0, 0)
     try:
         before = judge.run(exported)
     except Exception as error:  # ONNX Runtime raises anything

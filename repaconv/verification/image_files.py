@@ -134,7 +134,7 @@ def told_of(wanted: Preprocessing, size: tuple[int, int]) -> str:
     assumed = ", ".join(wanted.assumed)
     return (
         f"{'shorter edge' if wanted.keep_ratio else 'both edges'} to {edge} ({wanted.interpolation}), "
-        f"middle {size[0]} x {size[1]}, "
+        f"center crop {size[0]} x {size[1]}, "
         f"{wanted.channel_order}, mean {_joined(wanted.mean)}, std {_joined(wanted.std)}; from {wanted.source}"
         f"{f'; assumed, since the file does not have it: {assumed}' if assumed else ''}"
     )

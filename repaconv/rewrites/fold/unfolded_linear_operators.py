@@ -117,8 +117,8 @@ def norms_remain(names: Sequence[str], affine: Sequence[str]) -> Iterator[str]:
         yield f"norms remain, since their statistics depend on the input: {'; '.join(names)}"
     if affine:
         yield (
-            "norms keep a scale or a shift, since others than linear layers and unpadded convolutions read them, or "
-            f"folding it would enlarge the graph: {'; '.join(affine)}"
+            "norms keep a scale or a shift, since layers other than linear ones and unpadded convolutions read them, "
+            f"or folding it would enlarge the graph: {'; '.join(affine)}"
         )
 
 

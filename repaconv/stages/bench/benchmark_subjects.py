@@ -113,7 +113,9 @@ def choose_subjects(
             dict.fromkeys(word for file in beside for word in _overridden_checks(file, unverified=unverified))
         )
         size = None if image_size else _usual_size(path)
-        note = f"on images of {size[0]} x {size[1]}, which the graph says are usual" if size else ""
+        alone = "" if other else "measured alone: give the model to compare it with, --against FILE, for a speedup"
+        usual = f"on images of {size[0]} x {size[1]}, which the graph says are usual" if size else ""
+        note = "; ".join(filter(None, [usual, alone]))
         return BenchmarkSubjects([BenchmarkSubject(path.name, path), *other], overridden, size, note, None)
     if takes_networks(device := load_target(target)):
         return _torch_subjects(subject_of(run), other, device, unverified=unverified)

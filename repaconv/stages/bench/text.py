@@ -44,7 +44,8 @@ def show_bench(done: BenchArtefact) -> None:
         stdout().print(f"[dim]images: {plain(done.image_preprocessing)}[/]")
     if kept := done.regression:
         stdout().print(f"{plain(kept.description)}: {colored(kept.verdict)}")
-    told = "; ".join(done.quality.reasons) or "no disturbance was detected"
+    reasons = done.quality.reasons or ("no disturbance was detected",)
+    told = reasons[0] if len(reasons) == 1 else "".join(f"\n    - {reason}" for reason in reasons)
     stdout().print(f"measurement {colored(done.quality.verdict)}: {plain(told)}")
     if done.profile:
         profiling(done.profile)
@@ -138,7 +139,8 @@ def show_throughput(done: ThroughputArtefact) -> None:
     stdout().print(print_table)
     for told in done.compared:
         stdout().print(plain(told))
-    told = "; ".join(done.quality.reasons) or "no disturbance was detected"
+    reasons = done.quality.reasons or ("no disturbance was detected",)
+    told = reasons[0] if len(reasons) == 1 else "".join(f"\n    - {reason}" for reason in reasons)
     stdout().print(f"measurement {colored(done.quality.verdict)}: {plain(told)}")
     if done.note:
         stdout().print(plain(done.note))

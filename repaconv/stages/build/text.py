@@ -19,5 +19,5 @@ def show_build(done: BuildArtefact) -> None:
     gpu = f", compute capability {done.compute_capability}" if done.compute_capability else ""
     size = f"{done.payload.bytes:,} bytes, {done.runtime}{gpu}"
     stdout().print(f"{colored(done.verdict)}: {plain(done.payload.path)}, {size}")
-    stdout().print(f"asked for {done.precision}: {plain(types)}")
+    stdout().print(f"types of the layers, {done.precision} requested: {plain(types)}")
     stdout().print(f"[yellow]{plain(done.note)}[/]")

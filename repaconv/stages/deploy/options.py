@@ -41,7 +41,12 @@ class DeployOptions(Options):
         ),
     ] = None
     method: Annotated[
-        str, Option("The method that the checkpoint was trained with; auto recognizes it by its tensors.", panel=INPUT)
+        str,
+        Option(
+            "The method that the checkpoint was trained with: dwconv, nondeep, pyra, repavit, repconv, riformer or one "
+            "of a plug-in; auto recognizes it by its tensors.",
+            panel=INPUT,
+        ),
     ] = "auto"
     arch: Arch = None
     settings: Settings = None

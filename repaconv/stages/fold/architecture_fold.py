@@ -231,9 +231,9 @@ def fold_network_by(
         EnvironmentProblem: If the architecture's package is not installed.
         GateFailed: If the exported or the folded graph computes something else; nothing is written then.
     """
-    progress("network", 0, 0)
+    progress("build the network", 0, 0)
     plan = _plan(options, Path(path), found)
-    progress("to ONNX", 0, 0)
+    progress("export to ONNX", 0, 0)
     names, shape = plan.outputs, (plan.built.channels, *plan.images.size)
     module = doubled(plan.built.module, shape)
     exported, by, link = _exported(module, plan.built.input_name, shape, names)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv.core import plugins
-from repaconv.core.errors import Refused, RepaconvError, UsageProblem
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem, did_you_mean
 from repaconv.results import NOTHING_TO_FOLD, FoldStep, Origin
 from repaconv.sources.method_detection import choose_method
 
@@ -109,17 +109,18 @@ def _fold_in_parts(
         steps = (_nothing_folded(steps[0], why),)
         if method != "auto" or ratio is not None:
             raise Refused(
-                f"nothing in this {type(module).__name__} folds as asked for: {why.message} "
-                f"In parts: {'; '.join(steps[0].not_folded) or 'none is a known fold.'}",
-                hint="Leave out the method and the idle ratio, and whatever folds is folded.",
+                f"nothing in this {type(module).__name__} can be folded with this method or idle ratio: {why.message} "
+                f"{'; '.join(steps[0].not_folded) or 'No part of it is a known fold.'}",
+                hint="Leave out the method and the idle ratio: then everything is folded that can be.",
                 code="live.nothing",
             )
     unused = [name for name in settings if name != "idle_ratio"]
     if unused:
+        near = did_you_mean(unused[0], ("example", "method", "idle_ratio"))
         raise UsageProblem(
-            f"{', '.join(unused)} has no effect here: the module as a whole is not known ({why.message}), and "
-            "its parts are folded without settings.",
-            hint=f"Remove {', '.join(unused)}.",
+            f"{', '.join(unused)} has no effect here: no method knows the whole module ({why.message.rstrip('.')}), "
+            "and its parts are folded without settings.",
+            hint=f"{near}Remove {', '.join(unused)}.",
             code="setting.unknown",
         )
     return _with_certificate(folded, steps)

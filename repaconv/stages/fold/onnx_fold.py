@@ -72,10 +72,10 @@ def fold_onnx_by(options: FoldOptions, path: str | Path, *, progress: Progress =
     kept = Kept(given, ()) if raised.left else kept
     links: tuple[Link, ...] = ()
     if kept.changes:
-        progress("ONNX Runtime", 0, 0)
+        progress("compare under ONNX Runtime", 0, 0)
         kept, links = compared_with_reverts(plan.source, kept, given, raised.graph, refold, again)
     links = (*raised.links, *links) if kept.changes else _unchanged_links(plan, given)
-    progress("float64", 0, 0)
+    progress("compare in float64", 0, 0)
     taken = taken_by(plan.source, given, kept.graph)
     with lock_folder(plan.run.folder):
         target = plan.run.folder / plan.payload

@@ -18,7 +18,8 @@ class FoldOptions(Options):
     method: Annotated[
         str,
         Option(
-            "The method that the checkpoint was trained with; auto recognizes it by its tensors.",
+            "The method that the checkpoint was trained with: dwconv, nondeep, pyra, repavit, repconv, riformer or one "
+            "of a plug-in; auto recognizes it by its tensors.",
             recorded=False,
             panel=INPUT,
         ),

@@ -59,7 +59,7 @@ def fold_with_reverts(
     fold = fold_no_larger(given, before, refold, reverts or Reverts())
     if not measured:
         return fold
-    progress("measure", 0, 0)
+    progress("measure the speed", 0, 0)
     return revert_slower(fold, given, refold)
 
 

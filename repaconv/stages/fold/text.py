@@ -40,7 +40,7 @@ def _images(done: MethodFold | GraphFold) -> None:
     else:
         why = next((f"{fact.source} says {fact.against}" for fact in done.facts if fact.name == "preprocessing"), "")
         why = why or "preprocessing unknown"
-        stdout().print(f"images: {plain(why)}; for image files give --set mean=... --set std=...")
+        stdout().print(f"images: {plain(why)}; for image files give --set mean=... --set std=... (for pixels 0 to 255)")
     scores = getattr(done, "scores", None)
     if scores and scores.assumed:
         stdout().print(

@@ -207,7 +207,7 @@ def _headline(turn: StepTurn) -> str:
 
 def _with_step_name(name: str, progress: Progress) -> Progress:
     """Progress that is prefixed with the step's name."""
-    return lambda what, done, total: progress(f"{name}: {what}", done, total)
+    return lambda what, done, total: progress(what if what.startswith(f"{name}:") else f"{name}: {what}", done, total)
 
 
 def _stored_result(each: Planned, journal: Journal) -> Artefact:

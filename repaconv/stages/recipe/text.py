@@ -24,6 +24,10 @@ def show_gate(done: GateReport) -> None:
     verdict = "passed" if not done.exit_code else "failed" if done.exit_code == 1 else f"exit {done.exit_code}"
     count = f"{len(done.recipes)} recipe{'s' if len(done.recipes) > 1 else ''}"
     stdout().print(f"{colored(verdict)}: {count}{', with mistakes' if done.exit_code == 2 else ''}")
+    for recipe in done.recipes if done.exit_code else ():
+        for check in recipe.checks:
+            if check.verdict not in ("passed", "not verified"):
+                stdout().print(plain(f"{recipe.recipe}: {check.stage} {check.name}: {sentence(check)}"))
 
 
 def checks_summary(checks: Sequence[Check]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,6 +10,7 @@ from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.export_variants import Variant, default_image_size
 from repaconv.core.files import canonical_json, read_artefact, sha256_of_bytes, stage_of
+from repaconv.core.terminal import relative_path
 from repaconv.results import ExportArtefact, FoldArtefact, ImageSize
 from repaconv.stages.shared.common_checks import load_target
 
@@ -174,4 +176,5 @@ def _no_export(
     there = {each.artefact.precision: None for each in every if each.artefact.target == device.name}
     there.pop(precision, None)
     instead = f", or take the one that it has with --precision {next(iter(there))}" if len(there) == 1 else ""
-    return UsageProblem(f"{none}{told}.", hint=f"repaconv export {options}{instead}", code="run.no-model")
+    named = "" if run_folder.is_newest(run) else f" {shlex.quote(relative_path(str(run.folder)))}"
+    return UsageProblem(f"{none}{told}.", hint=f"repaconv export{named} {options}{instead}", code="run.no-model")

@@ -766,7 +766,7 @@ class Candidates:
                     hint="tune supports graphs that fit into one file." if graph.data else "See `repaconv export`.",
                     code="tune.graph",
                 )
-            self.progress("what applies", 0, 0)
+            self.progress("tune: choose the rewrites that apply", 0, 0)
             known = chosen(self.names, device.newest).rewrites
             fitting = sorted(known, key=lambda rewrite: (rewrite.order, rewrite.name))
             rewrites = {rewrite.name: rewrite for rewrite in fitting if rewritten(graph.model, [rewrite])[1]}

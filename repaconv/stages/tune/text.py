@@ -19,8 +19,8 @@ def show_tune(done: TuneArtefact) -> None:
     labelled = any(_accuracy_change(row.link) for row in done.candidates)
     of_task = next((row.link.task for row in done.candidates if row.link and row.link.task), None)
     accuracy = [of_task.accuracy.metric if of_task and of_task.accuracy else "accuracy"] if labelled else []
-    changed = "changed" if of_task else "other classes"
-    rows = table("runtime", "precision", "form", "speedup", "MiB", changed, *accuracy, "")
+    changed = "changed" if of_task else "changed top-1"
+    rows = table("runtime", "precision", "rewrites", "speedup", "MiB", changed, *accuracy, "result")
     for row in _shown(done):
         found = row.ratio.cell if row.ratio else "1" if row.deployment == done.baseline else ""
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
@@ -56,7 +56,7 @@ def show_tune(done: TuneArtefact) -> None:
         file = plain(shlex.quote(relative_path(done.output_files[0])))
         given = dict(zip(done.options, done.options[1:], strict=False)).get("--target", done.target)
         target = "" if given == "x86-64" else f" --target {plain(shlex.quote(given))}"
-        stdout().print(f"take it: repaconv export{target} --preset {file}; the same options of build and bench do")
+        stdout().print(f"use it: repaconv export{target} --preset {file}; build and bench take the same options")
 
 
 def _accuracy_change(link: Link | None) -> str:

@@ -445,7 +445,7 @@ def drawn_inputs(
         return Batch({_input_name(model): np.concatenate(every)}, whole=folded.whole)
 
     shape = (count, *first.shape[1:])
-    return Inputs(f"{count} drawn images, seed {seed}", shape, piece, whole=folded.whole)
+    return Inputs(f"{count} random images, seed {seed}", shape, piece, whole=folded.whole)
 
 
 def batches_of(

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 from repaconv.graph.index_selections import swaps_last
 from repaconv.graph.model_rewriting import clean
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, nodes_of, shape_of_constant
+from repaconv.graph.nodes_and_constants import (
+    Writer,
+    attribute,
+    constant,
+    input_at,
+    is_constant,
+    nodes_of,
+    shape_of_constant,
+)
 from repaconv.graph.operator_facts import ARITHMETIC, UNARY, VIEWS
 from repaconv.graph.shape_folding import fold_shapes
 from repaconv.graph.symbolic_shapes import Size, as_numbers, rank_of, reshape_target, set_shape, sizes
@@ -99,8 +107,8 @@ def _gemm_as_matmul(model: ir.Model, node: ir.Node) -> None:
     weight = constant(node.inputs[1]) if node.op_type == "Gemm" and not node.domain else None
     if weight is None or attribute(node, "transA", 0):
         return
-    bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
-    if len(node.inputs) > 2 and node.inputs[2] is not None and (bias is None or bias.ndim > 1):
+    bias = constant(input_at(node, 2))
+    if input_at(node, 2) is not None and (bias is None or bias.ndim > 1):
         return
     write, shape, x = Writer(model, node), sizes(node.outputs[0]), node.inputs[0]
     alpha, beta = float(attribute(node, "alpha", 1.0)), float(attribute(node, "beta", 1.0))

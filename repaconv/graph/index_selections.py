@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.graph.nodes_and_constants import attribute, constant, made_by
+from repaconv.graph.nodes_and_constants import attribute, constant, input_at, made_by
 from repaconv.graph.onnx_files import split_evenly
 from repaconv.graph.operator_facts import SELECTIONS
 from repaconv.graph.symbolic_shapes import Size, Sizes, rank_of, sizes
@@ -128,7 +128,7 @@ def _split(node: ir.Node, value: ir.Value, shape: Sizes) -> dict[int, Places] | 
 
 def split_sizes(node: ir.Node, length: Size) -> list[int] | None:
     """Return the lengths of a Split's outputs along an axis of this length, or None if they are unknown."""
-    count, entry = len(node.outputs), node.inputs[1] if len(node.inputs) > 1 else None
+    count, entry = len(node.outputs), input_at(node, 1)
     said: Any = attribute(node, "split", None) if entry is None else constant(entry)
     if said is not None:
         return [int(size) for size in said]
@@ -155,7 +155,7 @@ def axes_of(node: ir.Node, rank: int) -> list[int] | None:
         node: A node with axes as attribute or input. A reduction without axes reduces all, unless it is a no-op.
         rank: Rank of the input; for Unsqueeze, rank of the output.
     """
-    entry = node.inputs[1] if len(node.inputs) > 1 else None
+    entry = input_at(node, 1)
     given: Any = attribute(node, "axes", None) if entry is None else constant(entry)
     if given is None and (entry is not None or not node.op_type.startswith("Reduce")):
         return None

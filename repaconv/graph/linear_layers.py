@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, made_by, only_reader
+from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, input_at, made_by, only_reader
 from repaconv.graph.symbolic_shapes import rank_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _is_row(bias: Array, product: ir.Value) -> bool:
 
 def _gemm(node: ir.Node) -> Linear | None:
     x, weight = node.inputs[0], _matrix(node.inputs[1])
-    bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    bias = constant(input_at(node, 2))
     if x is None or weight is None or attribute(node, "transA", 0):
         return None
     if len(node.inputs) > 2 and (bias is None or bias.size != (bias.shape or (1,))[-1]):

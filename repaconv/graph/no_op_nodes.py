@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graph.index_selections import Selection, selection_of
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read, made_by
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, input_at, is_read, made_by
 from repaconv.graph.operator_facts import PRODUCTS, VIEWS
 from repaconv.graph.symbolic_shapes import sizes
 
@@ -62,11 +62,11 @@ def _is_no_op(node: ir.Node) -> bool:
     if node.op_type == "Cast":
         return node.inputs[0].dtype is not None and int(node.inputs[0].dtype) == attribute(node, "to", None)
     if node.op_type == "Dropout":
-        return len(node.inputs) < 3 or node.inputs[2] is None or _all_equal(node.inputs[2], 0)  # no training mode
+        return input_at(node, 2) is None or _all_equal(node.inputs[2], 0)  # no training mode
     if node.op_type == "Tile":
         return _all_equal(node.inputs[1], 1)
     if node.op_type == "Slice":
-        return _keeps_size(node) and (len(node.inputs) < 5 or node.inputs[4] is None or _all_equal(node.inputs[4], 1))
+        return _keeps_size(node) and (input_at(node, 4) is None or _all_equal(node.inputs[4], 1))
     if node.op_type == "Gather":
         found = selection_of(node.outputs[0])
         return found is not None and found.keeps and np.array_equal(found.places, np.arange(_length(found)))
@@ -86,7 +86,7 @@ def _resizes_by_one(node: ir.Node) -> bool:
     """Whether a Resize takes every position for itself."""
     if len(node.inputs) < 3 or attribute(node, "coordinate_transformation_mode", "half_pixel") in _SHIFTED:
         return False
-    if len(node.inputs) > 3 and node.inputs[3] is not None:
+    if input_at(node, 3) is not None:
         return _keeps_size(node)
     return _all_equal(node.inputs[2], 1)
 

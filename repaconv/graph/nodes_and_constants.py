@@ -71,6 +71,11 @@ def scalar(value: ir.Value | None) -> float | None:
     return float(found.reshape(())) if found is not None and found.size == 1 else None
 
 
+def input_at(node: ir.Node, place: int) -> ir.Value | None:
+    """Return the input at a position; None if it is left out."""
+    return node.inputs[place] if len(node.inputs) > place else None
+
+
 def is_read(value: ir.Value) -> bool:
     """Return whether a node reads a value, or the graph outputs it."""
     return bool(value.uses()) or value.is_graph_output()

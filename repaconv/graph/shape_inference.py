@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.nodes_and_constants import attribute, constant
+from repaconv.graph.nodes_and_constants import attribute, constant, input_at
 from repaconv.graph.shape_arithmetic import INTS, Integers, entries_of
 from repaconv.graph.symbolic_shapes import (
     Size,
@@ -321,7 +321,7 @@ def _resized(known: Integers, node: ir.Node) -> list[Size] | None:
     if before is None:
         return None
     axes = [int(axis) % len(before) for axis in attribute(node, "axes", range(len(before)))]
-    to_sizes = len(node.inputs) > 3 and node.inputs[3] is not None
+    to_sizes = input_at(node, 3) is not None
     return _to_sizes(known, node, before, axes) if to_sizes else _by_scales(node, before, axes)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from repaconv.algebra.convolution_kernels import Kernel, eye
 from repaconv.graph.channel_axes import IMAGE, scale_and_shift
-from repaconv.graph.nodes_and_constants import Array, attribute, constant, scalar
+from repaconv.graph.nodes_and_constants import Array, attribute, constant, input_at, scalar
 from repaconv.graph.symbolic_shapes import sizes
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ def resizes_pixels_only(resize: ir.Node) -> bool:
     axes = [int(axis) % len(before) for axis in attribute(resize, "axes", range(len(before)))]
     if min(axes) > 1:
         return True
-    if len(resize.inputs) > 3 and resize.inputs[3] is not None:
+    if input_at(resize, 3) is not None:
         return bool(attribute(resize, "keep_aspect_ratio_policy", "stretch") == "stretch")
-    scales = constant(resize.inputs[2]) if len(resize.inputs) > 2 else None
+    scales = constant(input_at(resize, 2))
     # 4 channels times 1.2 are 4, of other values
     return scales is not None and all(scale == 1 for axis, scale in zip(axes, scales, strict=False) if axis < 2)
 
@@ -81,11 +81,11 @@ def spatial_padding(pad: ir.Node) -> list[int] | None:
 
 def pad_value(pad: ir.Node) -> float | None:
     """The number that a Pad writes; None if it is computed."""
-    return scalar(pad.inputs[2]) if len(pad.inputs) > 2 and pad.inputs[2] is not None else 0.0
+    return scalar(pad.inputs[2]) if input_at(pad, 2) is not None else 0.0
 
 
 def _convolution(node: ir.Node, axes: int) -> Kernel | None:
-    weight, given = constant(node.inputs[1]), node.inputs[2] if len(node.inputs) > 2 else None
+    weight, given = constant(node.inputs[1]), input_at(node, 2)
     bias = constant(given)
     if weight is None or weight.ndim != axes + 2 or (given is not None and bias is None):
         return None

@@ -21,6 +21,7 @@ from repaconv.graph.nodes_and_constants import (
     Writer,
     attribute,
     constant,
+    input_at,
     made_by,
     nodes_of,
     only_reader,
@@ -97,7 +98,7 @@ def _share_of_pixels(resize: ir.Node) -> float:
     known = [share for share in shares if share is not None]
     if len(known) == len(shares):
         return prod(known)
-    scales = constant(resize.inputs[2]) if len(resize.inputs) > 2 else None
+    scales = constant(input_at(resize, 2))
     return float(1 / np.prod(scales)) if scales is not None and scales.size else 1.0
 
 
@@ -194,7 +195,7 @@ def _resize_inputs(write: Writer, resize: ir.Node, width: int) -> list[ir.Value 
 
 def _has_own_width(resize: ir.Node, width: int) -> bool:
     """Whether the inputs of a Resize fit an image of so many channels."""
-    by_scales = len(resize.inputs) < 4 or resize.inputs[3] is None
+    by_scales = input_at(resize, 3) is None
     of_pixels = min(attribute(resize, "axes", (0,))) > 1
     return by_scales or of_pixels or (sizes(resize.outputs[0]) or ())[1:2] == (width,)
 

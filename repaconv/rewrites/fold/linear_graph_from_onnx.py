@@ -12,7 +12,7 @@ from repaconv.graph.activation_patterns import is_activation
 from repaconv.graph.channel_axes import IMAGE, LAST, channel_axis, per_channel, scale_and_shift
 from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
 from repaconv.graph.index_selections import selection_of
-from repaconv.graph.nodes_and_constants import attribute, constant, is_constant, shape_of_constant
+from repaconv.graph.nodes_and_constants import attribute, constant, input_at, is_constant, shape_of_constant
 from repaconv.graph.operator_facts import PRODUCTS
 from repaconv.graph.symbolic_shapes import sizes
 from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex
@@ -141,8 +141,9 @@ def _conv(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     if not plain:
         return None
     group = int(attribute(node, "group", 1))
-    bias = constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
-    if len(node.inputs) > 2 and node.inputs[2] is not None and bias is None:
+    given = input_at(node, 2)
+    bias = constant(given)
+    if given is not None and bias is None:
         return None
     weight = constant(node.inputs[1])
     assert weight is not None
@@ -202,9 +203,9 @@ def _where(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 
 def _pad(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     """The edge of a Pad that adds channels of zeros."""
-    source, pads = node.inputs[0], constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    source, pads = node.inputs[0], constant(input_at(node, 1))
     shape, place = sizes(value), channel_axis(value, axis)
-    filler = constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros(1)
+    filler = constant(node.inputs[2]) if input_at(node, 2) is not None else np.zeros(1)
     if source is None or pads is None or shape is None or place is None or filler is None or filler.any():
         return None
     if len(node.inputs) > 3 or attribute(node, "mode", "constant") != "constant" or pads.min() < 0:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, is_constant, made_by, only_reader
+from repaconv.graph.nodes_and_constants import (
+    Array,
+    Writer,
+    attribute,
+    constant,
+    input_at,
+    is_constant,
+    made_by,
+    only_reader,
+)
 from repaconv.graph.operator_facts import IMAGE_NORMS, ROW_NORMS
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
 
@@ -23,7 +32,7 @@ def split(model: ir.Model) -> None:
         if node.domain or node.op_type not in (*ROW_NORMS, *IMAGE_NORMS) or any(v.uses() for v in node.outputs[1:]):
             continue
         shape, scale = sizes(node.inputs[0]), constant(node.inputs[1])
-        given = node.inputs[2] if len(node.inputs) > 2 else None
+        given = input_at(node, 2)
         shift = constant(given)
         if shape is None or scale is None or scale.ndim != 1 or (given is not None and shift is None):
             continue
@@ -70,7 +79,7 @@ def merge(model: ir.Model) -> None:
 
 def _merge(model: ir.Model, node: ir.Node) -> None:
     scale, of_images = constant(node.inputs[1]), node.op_type in IMAGE_NORMS
-    given = node.inputs[2] if len(node.inputs) > 2 else None
+    given = input_at(node, 2)
     shift = constant(given)
     shifted = shift is None or shift.any() if of_images else given is not None
     if shifted or scale is None or scale.ndim != 1 or (scale != 1).any():

@@ -25,6 +25,7 @@ from repaconv.graph.nodes_and_constants import (
     Writer,
     attribute,
     constant,
+    input_at,
     is_constant,
     is_read,
     made_by,
@@ -111,7 +112,7 @@ def _layers_before(value: ir.Value, affine: Affine) -> list[_Layer]:
 def _layer(node: ir.Node, affine: Affine) -> _Layer | None:
     """A convolution with constants that can absorb the map; None for other nodes."""
     weight = constant(node.inputs[1]) if node.op_type in _LAYERS else None
-    given = node.inputs[2] if len(node.inputs) > 2 else None
+    given = input_at(node, 2)
     bias = constant(given)
     if weight is None or (given is not None and bias is None):
         return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.algebra.image_resizing import resized
-from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, nodes_of
+from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, input_at, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import set_shape, sizes
 from repaconv.graph.token_grids import static_grid
@@ -81,8 +81,8 @@ def _matrices(node: ir.Node, before: Sequence[int], after: Sequence[int]) -> dic
     """The matrices [new, old] of height and width, by axis; None for attributes or scales that are not supported."""
     attributes = {name: entry.value for name, entry in node.attributes.items() if name != "axes"}
     scales: dict[int, float] | None = None
-    if len(node.inputs) < 4 or node.inputs[3] is None:
-        given = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    if input_at(node, 3) is None:
+        given = constant(input_at(node, 2))
         axes = [int(axis) % 4 for axis in attribute(node, "axes", range(4))]
         if given is None or len(given) != len(axes):
             return None

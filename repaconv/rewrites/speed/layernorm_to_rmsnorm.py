@@ -17,6 +17,7 @@ from repaconv.graph.nodes_and_constants import (
     Writer,
     attribute,
     constant,
+    input_at,
     is_constant,
     is_read,
     nodes_of,
@@ -151,7 +152,7 @@ def _over(norm: ir.Node, value: ir.Value, axis: int) -> bool:
 def _centred_norm(norm: ir.Node, axis: int, rank: int) -> bool:
     """Whether the output of a LayerNorm has zero mean: one scale for all channels, and no shift."""
     scale = constant(norm.inputs[1])
-    shifted = len(norm.inputs) > 2 and norm.inputs[2] is not None
+    shifted = input_at(norm, 2) is not None
     over = attribute(norm, "axis", -1) % rank == axis == rank - 1
     return over and scale is not None and not shifted and bool((scale == scale.flat[0]).all())
 
@@ -179,7 +180,7 @@ def _centre(write: Writer, node: ir.Node, index: int, axis: int) -> None:
 def _centre_layer(write: Writer, node: ir.Node) -> None:
     outputs = 1 if node.op_type == "MatMul" or not attribute(node, "transB", 0) else 0
     _centre(write, node, 1, 0 if node.op_type == "Conv" else outputs)
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
+    if input_at(node, 2) is not None:
         _centre(write, node, 2, -1)
 
 
@@ -213,7 +214,7 @@ def _write_rms(model: ir.Model, norm: ir.Node) -> None:
         "stash_type": attribute(norm, "stash_type", 1),
     }
     out = write("RMSNormalization", norm.inputs[0], norm.inputs[1], **settings)
-    shift = norm.inputs[2] if len(norm.inputs) > 2 else None
+    shift = input_at(norm, 2)
     write.replace(norm.outputs[0], out if shift is None else write("Add", out, shift))
 
 

@@ -17,6 +17,7 @@ from repaconv.graph.nodes_and_constants import (
     Writer,
     attribute,
     constant,
+    input_at,
     is_constant,
     made_by,
     nodes_of,
@@ -50,7 +51,7 @@ def _patches_as_product(model: ir.Model) -> Iterator[Change]:
             continue
         write = Writer(model, conv)
         x = _patches(write, conv.inputs[0], pixels, side)
-        bias = constant(conv.inputs[2]) if len(conv.inputs) > 2 else None
+        bias = constant(input_at(conv, 2))
         product = write_linear(write, x, weight.reshape(len(weight), -1).T, bias)
         for value in tokens:
             write.replace(value, product)
@@ -124,7 +125,7 @@ def _added_with_bias(write: Writer, tokens: ir.Value, rows: Array) -> ir.Value |
         )
     chain = chain_of(tokens)
     conv = made_by(chain[-1], "Conv")
-    bias = constant(conv.inputs[2]) if conv is not None and len(conv.inputs) > 2 else None
+    bias = constant(input_at(conv, 2)) if conv is not None else None
     if conv is None or bias is None or tokens not in tokens_after(chain[-1]) or len(reads(chain[-1])) != 1:
         return None
     conv.resize_inputs(2)

@@ -53,7 +53,7 @@ def _split(model: ir.Model, node: ir.Node, scale: Array, shift: Array | None) ->
     ones = [write.constant(np.ones(len(scale)))]
     if node.op_type in IMAGE_NORMS:
         ones.append(write.constant(np.zeros(len(scale))))
-    new = write(node.op_type, x, *ones, **{name: entry.value for name, entry in node.attributes.items()})
+    new = write.copy(node, x, *ones)
     set_shape(new, shape, x)
     new = write("Mul", new, write.constant(scale.reshape(vector)))
     set_shape(new, shape, x)
@@ -103,8 +103,7 @@ def _merge(model: ir.Model, node: ir.Node) -> None:
     parts = [write.constant(found.get("Mul", scale))]
     if of_images or "Add" in found:  # norms of images always have a shift
         parts.append(write.constant(found.get("Add", np.zeros(len(scale)))))
-    attributes = {name: entry.value for name, entry in node.attributes.items()}
-    new = write(node.op_type, node.inputs[0], *parts, **attributes)
+    new = write.copy(node, node.inputs[0], *parts)
     set_shape(new, sizes(value), node.outputs[0])
     write.replace(value, new)
 

@@ -81,8 +81,7 @@ def _move_scale_and_shift(model: ir.Model, node: ir.Node) -> bool:
     if any(m is None for m in moved):
         return False
     write = Writer(model, node)
-    inputs = [source, *node.inputs[1:]]
-    new = write(node.op_type, *inputs, **{name: entry.value for name, entry in node.attributes.items()})
+    new = write.copy(node, source, *node.inputs[1:])
     set_shape(new, sizes(node.outputs[0]), source)
     for (operator, _, place), numbers in zip(steps, moved, strict=True):
         assert numbers is not None
@@ -111,10 +110,9 @@ def _move_linear_layer(model: ir.Model, node: ir.Node) -> str | None:
         return None
     write, axis = Writer(model, node), 1 if inner.op_type == "Conv" else len(out) - 1
     width = shape[1] if inner.op_type == "Conv" else shape[-1]
-    mean = write(node.op_type, source, *node.inputs[1:], **{name: a.value for name, a in node.attributes.items()})
+    mean = write.copy(node, source, *node.inputs[1:])
     set_shape(mean, (*out[:axis], width, *out[axis + 1 :]), source)
-    kept = {name: entry.value for name, entry in inner.attributes.items()}
-    new = write(inner.op_type, mean, *inner.inputs[1:], **kept)
+    new = write.copy(inner, mean, *inner.inputs[1:])
     set_shape(new, out, node.outputs[0])
     write.replace(node.outputs[0], new)
     model.graph.remove([node, inner], safe=True)

@@ -47,11 +47,10 @@ def split_convolution(model: ir.Model, split: ir.Node, rewrite: str) -> Iterator
     if weight is None or bias is None or parts is None:
         return
     write, bounds = Writer(model, split), np.cumsum(parts)[:-1]
-    how = {name: entry.value for name, entry in conv.attributes.items()}
     biases = np.split(bias, bounds) if bias.size else [None] * len(parts)
     for old, rows, shift in zip(list(split.outputs), np.split(weight, bounds), biases, strict=True):
         given = () if shift is None else (write.constant(shift),)
-        part = shaped_like(write("Conv", conv.inputs[0], write.constant(rows), *given, **how), old)
+        part = shaped_like(write.copy(conv, conv.inputs[0], write.constant(rows), *given), old)
         for node in between:
             part = shaped_like(write.copy(node, part), old)
         write.replace(old, part)

@@ -15,6 +15,8 @@ from importlib.resources import files
 from typing import NamedTuple
 from zipfile import ZipFile
 
+from repaconv.core.errors import first_names
+
 Shape = tuple[int, ...]
 LIKE = 0.9
 """Minimum share of tensors with the same name and shape for a network to be reported."""
@@ -53,7 +55,7 @@ class Match:
         but += [f"{name} is {_told(here)}, not {_told(there)}" for name, (there, here) in [*self.other.items()][:2]]
         but += [f"{len(self.other) - 2} more shapes"] if len(self.other) > 2 else []
         for what, names in (("without", self.missing), ("with", self.extra)):
-            but += [f"{what} {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"] if names else []
+            but += [f"{what} {first_names(names, 1)}"] if names else []
         return "; ".join(but)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from repaconv.core.errors import Refused
+from repaconv.core.errors import Refused, first_names
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Types of trained weights. Narrower floats are quantized and need the scales stored with them."""
@@ -79,5 +79,4 @@ def _dtype(name: str, tensor: Tensor, wanted: str) -> Refused:
 
 def _none_of(code: str, verb: str, keys: Iterable[str], hint: str) -> None:
     if listed := sorted(keys):
-        more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
-        raise Refused(f"the checkpoint {verb} {', '.join(listed[:3])}{more}.", hint=hint, code=code)
+        raise Refused(f"the checkpoint {verb} {first_names(listed, 3)}.", hint=hint, code=code)

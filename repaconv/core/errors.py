@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -155,6 +155,12 @@ def require_module(module: str, called: str, hint: str) -> Any:
         sys.modules.pop(TELEMETRY)
         if before is not None:
             sys.modules[TELEMETRY] = before
+
+
+def first_names(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Return the first names as one text, which ends in how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repaconv.core.errors import Refused, UsageProblem, describe_exception, did_you_mean
+from repaconv.core.errors import Refused, UsageProblem, describe_exception, did_you_mean, first_names
 from repaconv.core.files import parse_json
 from repaconv.sources import ultralytics_networks
 from repaconv.sources.optional_packages import loading, package
@@ -415,9 +415,7 @@ def _from_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Mod
     settings = kind.config_class.from_dict(dict(arch.config))
     module, found = kind.from_pretrained(None, config=settings, state_dict=weights, output_loading_info=True)
     kinds = (("missing", "missing_keys"), ("not in it", "unexpected_keys"), ("of another shape", "mismatched_keys"))
-    mismatches = [f"{what}: {_name_list(sorted(map(str, found[key])))}" for what, key in kinds if found.get(key)]
-    if mismatches:
-        raise _weights_mismatch(arch, mismatches)
+    _require_none(arch, [(what, sorted(map(str, found.get(key, ())))) for what, key in kinds])
     loaded: nn.Module = module.float()
     return loaded
 
@@ -443,20 +441,14 @@ def _require_same(arch: Architecture, module: nn.Module, weights: Mapping[str, T
         for name in own
         if name in weights and own[name].shape != weights[name].shape
     ]
-    kinds = (("missing", missing), ("not in it", more), ("of another shape", shapes))
-    mismatches = [f"{what}: {_name_list(names)}" for what, names in kinds if names]
-    if mismatches:
-        raise _weights_mismatch(arch, mismatches)
+    _require_none(arch, [("missing", missing), ("not in it", more), ("of another shape", shapes)])
 
 
-def _weights_mismatch(arch: Architecture, mismatches: list[str]) -> Refused:
-    return Refused(
-        f"these are not the weights of {arch.name}: {'; '.join(mismatches)}.",
-        hint="Name the architecture that was trained, with --arch; --weights takes another set of the file.",
-        code="arch.weights",
-    )
-
-
-def _name_list(names: list[str]) -> str:
-    rest = f" and {len(names) - LARGEST_TOLD} more" if len(names) > LARGEST_TOLD else ""
-    return ", ".join(names[:LARGEST_TOLD]) + rest
+def _require_none(arch: Architecture, mismatches: list[tuple[str, list[str]]]) -> None:
+    """Refuse weights with such tensors, which are given by kind of mismatch."""
+    if told := [f"{what}: {first_names(names, LARGEST_TOLD)}" for what, names in mismatches if names]:
+        raise Refused(
+            f"these are not the weights of {arch.name}: {'; '.join(told)}.",
+            hint="Name the architecture that was trained, with --arch; --weights takes another set of the file.",
+            code="arch.weights",
+        )

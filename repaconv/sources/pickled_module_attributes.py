@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from repaconv.core.errors import Refused
+from repaconv.core.errors import Refused, first_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,9 +60,8 @@ def take_attributes(module: nn.Module, pickled: Mapping[str, PickledModule], arc
                 setattr(part, key, type(mine)(value) if isinstance(mine, float) else value)
                 taken.append(f"{name}.{key}={value}")
     if different:
-        rest = f" and {len(different) - LARGEST_TOLD} more" if len(different) > LARGEST_TOLD else ""
         raise Refused(
-            f"{arch} builds another network than was saved: {'; '.join(different[:LARGEST_TOLD])}{rest}.",
+            f"{arch} builds another network than was saved: {first_names(different, LARGEST_TOLD, '; ')}.",
             hint="Let --arch build the network with the settings of its training.",
             code="arch.attributes",
         )

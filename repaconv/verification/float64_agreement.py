@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repaconv.core.errors import first_line
+from repaconv.core.errors import first_line, first_names
 from repaconv.engines.contract import Feeds, Session
 from repaconv.graph.onnx_files import names_read
 from repaconv.results import Tolerance
@@ -134,10 +134,9 @@ class _Inference:
         """What is to be said of it; empty if all operators agree."""
         if self._error:
             return self._error
-        found = self._differing
-        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        named = ", ".join(f"{node.op_type} {node.onnx_node.name or node.output[0]}" for node in found[:SHOWN])
-        return f"the float64 evaluation of {named}{more} is not what ONNX Runtime computes" if found else ""
+        found = [f"{node.op_type} {node.onnx_node.name or node.output[0]}" for node in self._differing]
+        named = first_names(found, SHOWN)
+        return f"the float64 evaluation of {named} is not what ONNX Runtime computes" if found else ""
 
     def _compare(self, place: int) -> None:
         runtime, reference, between = self._runtime, self._runtime.reference, self._between

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core.change_guard import require_unchanged, stamp_of
-from repaconv.core.errors import Refused, first_line
+from repaconv.core.errors import Refused, first_line, first_names
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large
 from repaconv.graph.input_sizes_from_weights import fix_sizes_from_weights
@@ -214,10 +214,9 @@ def _require_finite_loops(path: Path, model: onnx.ModelProto) -> None:
 def _require_repeatable(path: Path, model: onnx.ModelProto) -> None:
     """Refuse graphs that compute something else each time they run."""
     if found := random_operators(model):
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise Refused(
-            f"{path} computes something else in every inference, because of {found[0]}{more}: two runs of it cannot "
-            "be compared.",
+            f"{path} computes something else in every inference, because of {first_names(found, 1)}: two runs of it "
+            "cannot be compared.",
             hint="Export the network in inference mode, net.eval(). If its random numbers are wanted, let it take them "
             "as an input.",
             code="onnx.random",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from repaconv.core import run_folder
-from repaconv.core.errors import GateFailed, Refused, describe_exception
+from repaconv.core.errors import GateFailed, Refused, describe_exception, first_names
 from repaconv.core.file_replacement import write_payload
 from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
@@ -332,8 +332,7 @@ def _weight_facts(built: Built) -> Iterator[Fact]:
             source="the only prefix under which all weights of the network are",
         )
     if built.taken:
-        rest = f" and {len(built.taken) - LARGEST_TOLD} more" if len(built.taken) > LARGEST_TOLD else ""
-        value = ", ".join(built.taken[:LARGEST_TOLD]) + rest
+        value = first_names(built.taken, LARGEST_TOLD)
         yield Fact(name="attributes", value=value, source="the pickled module, other than the code has them")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from repaconv.core.errors import first_names
 from repaconv.core.terminal import is_verbose, plain, relative_path, stdout, table
 
 if TYPE_CHECKING:
@@ -83,12 +84,8 @@ def _differences_from_baseline(way: Deployment, baseline: Deployment) -> str:
     more = [f"+{name}" for name in way.rewrites if name not in baseline.rewrites]
     less = [f"-{name}" for name in baseline.rewrites if name not in way.rewrites]
     told = " ".join([*more, *less]) or "the default preset"
-    kept = f"float32: {', '.join(way.fp32_modules[:FEW])}{_more(way.fp32_modules)}" if way.fp32_modules else ""
+    kept = f"float32: {first_names(way.fp32_modules, FEW)}" if way.fp32_modules else ""
     streams = f"{way.streams} streams of {way.threads} thread(s)" if way.streams > 1 else ""
     batch = f"batch {way.batch}" if way.batch != baseline.batch else ""
     by = f"int8 by {way.quantizer}" if way.quantizer else ""
     return plain("; ".join(filter(None, [told, by, kept, *way.settings, streams, batch])))
-
-
-def _more(names: tuple[str, ...]) -> str:
-    return f" and {len(names) - FEW} more" if len(names) > FEW else ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.benchmark.cpu_isa_level import int8_saturates
 from repaconv.core import run_folder
-from repaconv.core.errors import EnvironmentProblem, UsageProblem
+from repaconv.core.errors import EnvironmentProblem, UsageProblem, first_names
 from repaconv.core.files import sha256_of
 from repaconv.engines.contract import OnCard
 from repaconv.results import BuildArtefact, ExportArtefact, Link, Location, Tolerance
@@ -329,8 +329,7 @@ def _of_engine(
     run = _running(model, None if given.whole else fixed)
     first_call = given.piece(0, fixed or 1).feeds(model.inputs)
     fallen = model.fallen(first_call) if isinstance(model, OnCard) else ()
-    more = f" and {len(fallen) - NAMED} more" if len(fallen) > NAMED else ""
-    note = f"on the processor: {', '.join(fallen[:NAMED])}{more}" if fallen else ""
+    note = f"on the processor: {first_names(fallen, NAMED)}" if fallen else ""
 
     def followed(feeds: Feeds) -> Location:
         right = all(link.verdict == "passed" for link in compared.links("engine", REFERENCE))

@@ -42,7 +42,7 @@ def per_channel(numbers: Array | None, value: ir.Value, axis: int, least: int = 
     shape, place = sizes(value), channel_axis(value, axis, least)
     if numbers is None or shape is None or place is None or numbers.ndim > len(shape):
         return None
-    whole = numbers.reshape((1,) * (len(shape) - numbers.ndim) + numbers.shape)
+    whole = np.array(numbers, ndmin=len(shape))
     width = shape[place]
     return channel_vector(whole, place, width) if isinstance(width, int) else None
 
@@ -89,7 +89,7 @@ def affine_of(
             continue
         if given is None or given.dtype.kind != "f" or not given.size:
             continue
-        number = _without_constant_axes(given.reshape((1,) * (rank - given.ndim) + given.shape))
+        number = _without_constant_axes(np.array(given, ndmin=rank))
         if node.op_type == "Mul":
             return x, Affine(number, None)
         if node.op_type == "Div":

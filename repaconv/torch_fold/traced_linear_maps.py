@@ -114,7 +114,7 @@ def per_channel(constant: Any, value: Value, axis: int) -> Vector | None:
     found, rank = numbers(constant), len(value.shape)
     if found is None or constant is None or rank < 2 or found.ndim > rank:
         return None
-    whole = found.reshape((1,) * (rank - found.ndim) + found.shape)
+    whole = np.array(found, ndmin=rank)
     return channel_vector(whole, axis, value.shape[axis])
 
 

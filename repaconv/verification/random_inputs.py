@@ -375,7 +375,7 @@ class _AffineValue:
             return numbers.reshape(())
         if self.axes is None or numbers.ndim > len(self.axes):
             return None
-        whole = numbers.reshape((1,) * (len(self.axes) - numbers.ndim) + numbers.shape)
+        whole = np.array(numbers, ndmin=len(self.axes))
         return np.asarray(whole.transpose(np.argsort(self.axes)))
 
 

@@ -93,7 +93,7 @@ def _merge(model: ir.Model, node: ir.Node) -> None:
         user, numbers = following
         rank = rank_of(value)
         axis = 1 if of_images else rank - 1
-        whole = numbers.reshape((1,) * (rank - numbers.ndim) + numbers.shape)
+        whole = np.array(numbers, ndmin=rank)
         same = sizes(user.outputs[0]) == sizes(value) and whole.ndim == rank
         if same and whole.size == whole.shape[axis] and whole.size in (1, len(scale)):
             found[operator], value = np.broadcast_to(numbers.reshape(-1), len(scale)), user.outputs[0]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from repaconv.graph.channel_axes import batchnorm
 from repaconv.graph.index_selections import axes_of, perm_of, selection_of
 from repaconv.graph.nodes_and_constants import (
@@ -76,7 +78,7 @@ def _move_scale_and_shift(model: ir.Model, node: ir.Node) -> bool:
     rank = rank_of(x)
     if sizes(source) != sizes(x) or any(n.ndim > rank for _, n, _ in steps):
         return False
-    whole = [n.reshape((1,) * (rank - n.ndim) + n.shape) for _, n, _ in steps]
+    whole = [np.array(n, ndmin=rank) for _, n, _ in steps]
     moved = [_constant_after(node, n) for n in whole]
     if any(m is None for m in moved):
         return False

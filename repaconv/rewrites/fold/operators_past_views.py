@@ -149,7 +149,7 @@ def _along_source_axis(given: Array, view: View) -> tuple[Array, int] | None:
         return given.reshape(()), -1
     if given.ndim > rank:
         return None
-    whole = given.reshape((1,) * (rank - given.ndim) + given.shape)
+    whole = np.array(given, ndmin=rank)
     moved = view.constant_before(whole)
     homes = [axis for axis, length in enumerate(moved.shape) if length != 1] if moved is not None else []
     if moved is None or len(homes) != 1:

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from repaconv.core import plugins
-from repaconv.engines.targets.schema import OLDEST
+from repaconv.graph.operator_facts import OLDEST_OPSET
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -89,5 +89,5 @@ def test_opsets_are_those_of_the_code_and_the_targets():
     targets = [plugins.load(plugins.TARGETS, name) for name in plugins.registered(plugins.TARGETS)]
     written = [min(each.opset for each in targets), max(each.newest for each in targets)]
     assert VERSIONS["opsets"]["written"] == written
-    assert written[0] == OLDEST
+    assert written[0] == OLDEST_OPSET
     assert VERSIONS["opsets"]["read"][1] == written[1]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 DEFAULT_DOMAIN = ("", "ai.onnx")
 """The two names of the domain of ONNX's own operators."""
+OLDEST_OPSET = 13
+"""The oldest opset that is folded and exported. Before, axes of Squeeze are attributes, and Softmax differs."""
 
 UNARY = frozenset(
     (

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.graph.onnx_files import opset_of, subgraphs_of
-from repaconv.graph.operator_facts import REDUCTIONS_OF_OPSET_18
+from repaconv.graph.operator_facts import OLDEST_OPSET, REDUCTIONS_OF_OPSET_18
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-OLDEST = 13
-"""The oldest opset that the rewrites read and write."""
 CONSTANTS_NOT_INPUTS_IR_VERSION = 4
 """The first IR version in which constants need not also be graph inputs."""
 IR_VERSION = 7
-"""The IR version that belongs to `OLDEST`."""
+"""The IR version that belongs to `OLDEST_OPSET`."""
 
 RESIZE_MODE_OPSET = 11
 """The first opset in which Resize has a coordinate transformation mode."""
@@ -36,7 +34,7 @@ MEANING_CHANGED = {"RoiAlign": 16, "GridSample": 20, "GroupNormalization": 21}
 
 
 def upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Upgrade a graph to `OLDEST`, and remove weights from its inputs; return the graph itself if nothing changes.
+    """Upgrade a graph to `OLDEST_OPSET`, and remove weights from its inputs; return it itself if nothing changes.
 
     An input with a default value is taken as a constant if the IR version requires constants to be inputs, or if it
     is the weight of a layer, since exporters listed these for years. Any other input with a default is optional,
@@ -49,11 +47,11 @@ def upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
     from onnx import version_converter
 
     constants = _constants(proto)
-    if opset_of(proto) >= OLDEST and not constants:
+    if opset_of(proto) >= OLDEST_OPSET and not constants:
         return proto
     found = onnx.ModelProto()
-    if opset_of(proto) < OLDEST:
-        found.CopyFrom(version_converter.convert_version(proto, OLDEST))
+    if opset_of(proto) < OLDEST_OPSET:
+        found.CopyFrom(version_converter.convert_version(proto, OLDEST_OPSET))
         if opset_of(proto) < RESIZE_MODE_OPSET:
             _set_resize_modes(found.graph)
         del found.metadata_props[:]
@@ -103,7 +101,7 @@ def _constants(proto: onnx.ModelProto) -> set[str]:
 
 def can_be_raised(model: ir.Model, opset: int) -> bool:
     """Return whether every operator of a graph is the same in a newer opset, or `raise_opset` makes it so."""
-    now = model.graph.opset_imports.get("", OLDEST)
+    now = model.graph.opset_imports.get("", OLDEST_OPSET)
     return all(node.domain or _can_be_raised(node, now, opset) for node in model.graph.all_nodes())
 
 

@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
 from repaconv.graph.onnx_files import NewNames, all_graphs, opset_of, split_evenly, subgraphs_of
-from repaconv.graph.operator_facts import DEFAULT_DOMAIN, EPSILON, REDUCTIONS_OF_OPSET_18
+from repaconv.graph.operator_facts import DEFAULT_DOMAIN, EPSILON, OLDEST_OPSET, REDUCTIONS_OF_OPSET_18
 
 if TYPE_CHECKING:
     import onnx
 
 _READ_SHAPES = ("Split", "LayerNormalization", "Gelu", "GroupNormalization", "GridSample")
 """Operators whose lowering depends on shapes or element types."""
-OLDEST = 13
-"""The oldest supported opset. Before it, axes of Squeeze and ReduceSum are attributes, and Softmax differs."""
 
 _FORMER = {("RoiAlign", "coordinate_transformation_mode"): b"output_half_pixel"}
 """Values that mean the behavior before the attribute existed, where its default means another one."""
@@ -68,10 +66,10 @@ class _Lowering:
     def __init__(self, model: onnx.ModelProto, opset: int, lacks: frozenset[str]) -> None:
         from onnx import numpy_helper, shape_inference
 
-        if opset < OLDEST:
+        if opset < OLDEST_OPSET:
             raise Refused(
                 f"opset {opset} is older than the oldest supported one.",
-                hint=f"Give a target with opset {OLDEST} or newer.",
+                hint=f"Give a target with opset {OLDEST_OPSET} or newer.",
                 code="export.opset",
             )
         self.given = opset_of(model)

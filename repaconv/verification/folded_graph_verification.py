@@ -30,7 +30,7 @@ from repaconv.core.errors import GateFailed, Refused, first_line
 from repaconv.engines.contract import Array, Feeds
 from repaconv.graph.float64_rewriting import DOUBLE, Weights, is_only_rounded
 from repaconv.graph.onnx_files import opset_of
-from repaconv.graph.opset_upgrade import OLDEST
+from repaconv.graph.operator_facts import OLDEST_OPSET
 from repaconv.results import Figures, Link, Tolerance
 from repaconv.verification.comparison import Channels, Comparison, PerNeighborhood, neighborhood, raised, run_both
 from repaconv.verification.cut_at_discrete_operators import cut_at_choices
@@ -779,8 +779,8 @@ def _how_to_load(model: onnx.ModelProto, why: str) -> str:
     if "Could not find an implementation" in why:
         if (opset := opset_of(model)) < OLDEST_IN_FULL:
             return (
-                f"The graph is of opset {opset}, of which it lacks some operators: export it for opset "
-                f"{OLDEST} or newer, or convert it by onnx.version_converter.convert_version(model, {OLDEST})."
+                f"The graph is of opset {opset}, of which it lacks some operators: export it for opset {OLDEST_OPSET} "
+                f"or newer, or convert it by onnx.version_converter.convert_version(model, {OLDEST_OPSET})."
             )
         double = any(value.type.tensor_type.elem_type == DOUBLE for value in model.graph.input)
         return (

@@ -18,8 +18,7 @@ from repaconv.graph.onnx_files import (
     require_inside,
     shorten_default_domain,
 )
-from repaconv.graph.operator_facts import BFLOAT16, DEFAULT_DOMAIN, HALVES
-from repaconv.graph.opset_upgrade import OLDEST
+from repaconv.graph.operator_facts import BFLOAT16, DEFAULT_DOMAIN, HALVES, OLDEST_OPSET
 from repaconv.graph.random_operators import random_operators
 from repaconv.results import Change
 
@@ -366,7 +365,7 @@ def _checker_error_if_unloadable(model: onnx.ModelProto) -> str:
 
 def looked_into(model: onnx.ModelProto) -> bool:
     """Whether the graph can be folded: its opset is recent enough, and it is not quantized."""
-    return opset_of(model) >= OLDEST and not any(node.op_type in QUANTISED for node in model.graph.node)
+    return opset_of(model) >= OLDEST_OPSET and not any(node.op_type in QUANTISED for node in model.graph.node)
 
 
 def left_alone(model: onnx.ModelProto) -> Iterator[str]:

@@ -13,10 +13,8 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
 from repaconv.core.toml_positions import Positions, first_problem, parse_toml, read_toml
+from repaconv.graph.operator_facts import OLDEST_OPSET
 from repaconv.results import PREVIOUS, Limits, Record
-
-OLDEST = 13
-"""The oldest opset that is exported (`repaconv.onnx_export.opset_lowering`)."""
 
 
 class BenchDefaults(Record):
@@ -82,7 +80,7 @@ class Target(Record):
     compute_capability: str = ""
     architecture: str = ""
     board_python: str = ""
-    opset: int = Field(ge=OLDEST)
+    opset: int = Field(ge=OLDEST_OPSET)
     newest_opset: int | None = None
     forms: dict[str, tuple[str, ...]] = Field(default={})
     measured: dict[str, str] = Field(default={})
@@ -121,10 +119,10 @@ class Target(Record):
         """
         if opset is None:
             return self
-        if not OLDEST <= opset <= self.newest:
+        if not OLDEST_OPSET <= opset <= self.newest:
             raise UsageProblem(
                 f"no model of opset {opset} is written for the target {self.name}.",
-                hint=f"Give --opset {OLDEST} to {self.newest}, or a target whose runtime reads opset {opset}.",
+                hint=f"Give --opset {OLDEST_OPSET} to {self.newest}, or a target whose runtime reads opset {opset}.",
                 code="export.opset",
             )
         return self.model_copy(update={"opset": opset, "newest_opset": None})

@@ -30,34 +30,31 @@ def is_activation(node: ir.Node) -> bool:
 def group(model: ir.Model) -> None:
     """Replace every activation that consists of several nodes by one temporary node, in place."""
     kinds: dict[str, int] = model.graph.meta.setdefault("repaconv.activations", {})
-    for node in tuple(model.graph):
+    order = {node: place for place, node in enumerate(model.graph)}
+    for node in order:
         if node.op_type == "Mul" and not node.domain and node.graph is not None:
-            _group(model, node, kinds)
+            _group(model, node, kinds, order)
 
 
-def _group(model: ir.Model, last: ir.Node, kinds: dict[str, int]) -> None:
-    """Replace the activation that ends in a Mul, if there is one."""
+def _group(model: ir.Model, last: ir.Node, kinds: dict[str, int], order: dict[ir.Node, int]) -> None:
+    """Replace the activation that ends in a Mul, if there is one; ``order`` has the place of each node."""
     import onnx_ir as ir
 
     for root in _roots(last):
         inside = _elementwise_nodes(last, root)
         if inside is None or sizes(last.outputs[0]) != sizes(root):
             continue  # a constant has more axes than x
-        nodes = [node for node in model.graph if node in inside]
-        output = last.outputs[0]
+        nodes, output = sorted(inside, key=order.__getitem__), last.outputs[0]
         if output.is_graph_output():
             return
         users = [user for user, _ in output.uses()]
         if (
             len(users) == 1
             and users[0].op_type in ("Mul", "Div")
-            and not output.is_graph_output()
-            and (
-                any(scalar(v) is not None for v in users[0].inputs)
-                and users[0].graph is model.graph
-                and not users[0].outputs[0].is_graph_output()
-                and sizes(users[0].outputs[0]) == sizes(output)
-            )
+            and any(scalar(v) is not None for v in users[0].inputs)
+            and users[0].graph is model.graph
+            and not users[0].outputs[0].is_graph_output()
+            and sizes(users[0].outputs[0]) == sizes(output)
         ):
             nodes.append(users[0])
             output = users[0].outputs[0]

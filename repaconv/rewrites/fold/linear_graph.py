@@ -83,6 +83,11 @@ class Vertex:
         """Whether the vertex is fixed, so that it cannot be removed."""
         return self.sink or not self.inputs or bool(self.activations)
 
+    def read(self, source: Vertex, edge: Map) -> None:
+        """Add an edge from a source to what the vertex reads of it."""
+        self.inputs[source] = map_sum(self.inputs[source], edge) if source in self.inputs else edge
+        source.outputs[self], self.changed = None, True
+
 
 def is_plain(vertex: Vertex, outer: Map, trivial: bool) -> bool:
     """Whether removing a vertex only renames or reorders channels, so that its reader need not be written again.
@@ -93,12 +98,16 @@ def is_plain(vertex: Vertex, outer: Map, trivial: bool) -> bool:
         trivial: Whether ``outer`` is the identity.
     """
     moves = (outer, *vertex.inputs.values())  # if all only reorder channels, nothing is gained
-    if trivial or all(isinstance(edge, Pick) and bool((edge.scale[edge.rows] == 1).all()) for edge in moves):
+    if trivial or all(map(_has_no_factors, moves)):
         return True
     inner = next(iter(vertex.inputs.values()))
     if len(vertex.inputs) > 1 or not isinstance(inner, Pick) or vertex.shift is not None:
         return False
     return inner.is_identity or (inner.is_range and isinstance(outer, Dense))  # a product of a slice
+
+
+def _has_no_factors(edge: Map) -> bool:
+    return isinstance(edge, Pick) and bool((edge.scale[edge.rows] == 1).all())
 
 
 def gain_of(vertex: Vertex) -> int | None:
@@ -197,8 +206,8 @@ def cover_each_channel_once(rows: list[Mask]) -> bool:
 def is_row(vertex: Vertex) -> bool:
     """Whether the vertex is a concatenation of several values, without factors or a shift."""
     edges = list(vertex.inputs.values())
-    plain = all(isinstance(edge, Pick) and bool((edge.scale[edge.rows] == 1).all()) for edge in edges)
-    return len(edges) > 1 and plain and vertex.shift is None and cover_each_channel_once([edge.rows for edge in edges])
+    plain = vertex.shift is None and all(map(_has_no_factors, edges))
+    return len(edges) > 1 and plain and cover_each_channel_once([edge.rows for edge in edges])
 
 
 def is_part(vertex: Vertex) -> bool:
@@ -298,10 +307,9 @@ def revert_useless_removals(graph: LinearGraph, removals: list[Removal]) -> None
     """Revert the removals whose readers have not changed since, last removal first; in place."""
     for one in reversed(removals):
         vertex = one.vertex
-        whole = all(source in graph.vertices for source in vertex.inputs)
-        if not whole or not all(
-            user in graph.vertices and _is_unchanged(user, was) for user, was in one.readers.items()
-        ):
+        if not graph.vertices.keys() >= vertex.inputs.keys() | one.readers.keys():
+            continue
+        if not all(_is_unchanged(user, was) for user, was in one.readers.items()):
             continue
         vertex.outputs.clear()
         graph.add(vertex)
@@ -348,9 +356,7 @@ def _arrange(graph: LinearGraph, vertex: Vertex, order: Pick) -> None:
         edge = user.inputs.pop(vertex)
         assert isinstance(edge, Pick)
         places = np.where(edge.rows, back[edge.index], -1)
-        user.inputs[new] = Pick(places, edge.rows.astype(np.float64), new.width)
-        user.changed = True
-        new.outputs[user] = None
+        user.read(new, Pick(places, edge.rows.astype(np.float64), new.width))
     graph.forget(vertex)
 
 
@@ -415,10 +421,8 @@ class LinearGraph:
     def _read_past(self, part: Vertex, vertex: Vertex) -> None:
         """Let a vertex read the value of which the part that it reads is a slice; the part has other readers."""
         ((source, inner),) = part.inputs.items()
-        new = composition(vertex.inputs.pop(part), inner)
+        vertex.read(source, composition(vertex.inputs.pop(part), inner))
         part.outputs.pop(vertex)
-        vertex.inputs[source] = map_sum(vertex.inputs[source], new) if source in vertex.inputs else new
-        source.outputs[vertex], vertex.changed = None, True
         vertex.absorbed = [*vertex.absorbed, operator_of(part)]
 
     def _remove_vertices(self) -> None:
@@ -433,14 +437,11 @@ class LinearGraph:
             kept = before(vertex, gain)
             self._remove(vertex)
             self._removals += [removal(vertex, kept)] if kept is not None else []
-            for one in near:
-                if one not in self.vertices:
-                    continue
-                now = gain_of(one)
-                if now is None:
-                    gains.pop(one, None)
-                else:
+            for one in (one for one in near if one in self.vertices):
+                if (now := gain_of(one)) is not None:
                     gains[one] = now
+                else:
+                    gains.pop(one, None)
 
     def _remove(self, vertex: Vertex) -> None:
         operator = operator_of(vertex)
@@ -473,9 +474,7 @@ class LinearGraph:
             if not kept:
                 user.changed = True
             user.absorbed, user.shared = [*user.absorbed, *vertex.absorbed, operator], user.shared or vertex.shared
-        for source in vertex.inputs:
-            source.outputs.pop(vertex, None)
-        del self.vertices[vertex]
+        self.forget(vertex)
 
     # --- equal vertices and unread channels
 
@@ -491,27 +490,24 @@ class LinearGraph:
             if twin is None:
                 found[key].append(vertex)
             elif not vertex.value.is_graph_output():
+                twin.absorbed = [*twin.absorbed, *vertex.absorbed, "equal"]
                 self._merge(twin, vertex)
                 merged = True
         return merged
 
     def _merge(self, kept: Vertex, gone: Vertex) -> None:
+        """Let what reads a vertex read its equal."""
         assert kept.value is not None
         assert gone.value is not None
         gone.value.replace_all_uses_with(kept.value)
         for user in tuple(gone.outputs):
-            moved = user.inputs.pop(gone)
-            user.inputs[kept] = map_sum(user.inputs[kept], moved) if kept in user.inputs else moved
-            kept.outputs[user] = None
-            user.changed = True
+            user.read(kept, user.inputs.pop(gone))
         for activation in gone.activations:
             assert activation.through is not None
             activation.through = (activation.through[0], kept)
         kept.activations += gone.activations
-        kept.sink, kept.absorbed = kept.sink or gone.sink, [*kept.absorbed, *gone.absorbed, "equal"]
-        for source in gone.inputs:
-            source.outputs.pop(gone, None)
-        del self.vertices[gone]
+        kept.sink = kept.sink or gone.sink
+        self.forget(gone)
         self._merge_activations(kept)
 
     def _merge_activations(self, vertex: Vertex) -> None:
@@ -523,27 +519,16 @@ class LinearGraph:
             if twin is activation or activation.value is None or activation.value.is_graph_output():
                 continue
             vertex.activations.remove(activation)
-            assert twin.value is not None
-            activation.value.replace_all_uses_with(twin.value)
-            for user in tuple(activation.outputs):
-                moved = user.inputs.pop(activation)
-                user.inputs[twin] = map_sum(user.inputs[twin], moved) if twin in user.inputs else moved
-                twin.outputs[user] = None
-                user.changed = True
-            twin.sink = twin.sink or activation.sink
-            for each in activation.activations:
-                assert each.through is not None
-                each.through = (each.through[0], twin)
-            twin.activations += activation.activations
-            del self.vertices[activation]
-            self._merge_activations(twin)
+            self._merge(twin, activation)
 
     def _drop_channels(self) -> bool:
         """Drop channels that no edge reads, also through an activation; whether there were any."""
         dropped = False
         for vertex in tuple(self.vertices):
-            if vertex.sink or vertex.activations or not vertex.outputs:
-                if not vertex.sink and not vertex.activations and not vertex.outputs and vertex.inputs:
+            if vertex.sink or vertex.activations:
+                continue
+            if not vertex.outputs:
+                if vertex.inputs:
                     self.forget(vertex)
                 continue
             read = np.logical_or.reduce([user.inputs[vertex].cols for user in vertex.outputs])
@@ -580,7 +565,5 @@ class LinearGraph:
         back[places] = np.arange(len(places))
         embed = Pick(back, (back >= 0).astype(np.float64), len(places))
         for user in tuple(vertex.outputs):
-            user.inputs[new] = composition(user.inputs.pop(vertex), embed)
-            user.changed = True
-            new.outputs[user] = None
+            user.read(new, composition(user.inputs.pop(vertex), embed))
         self.forget(vertex)

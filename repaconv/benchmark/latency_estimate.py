@@ -15,21 +15,19 @@ less than half of the limit (small batches, depthwise convolutions, a throttled 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.benchmark.product_graphs import opened, product_graph
 from repaconv.core.errors import UsageProblem
-from repaconv.engines.contract import SessionSpec
 from repaconv.graph.compute_costs import Work
 from repaconv.results import Limits, NodeEstimate
 
 if TYPE_CHECKING:
     import onnx
 
-    from repaconv.engines.contract import Array, Engine
+    from repaconv.engines.contract import Engine
 
 REACHED = 0.5
 """Share of the limits that a node reaches at the high end."""
@@ -108,9 +106,7 @@ def measured_limits(engine: Engine, precision: str, threads: int, *, typed_here:
     """
 
     def best_s(graph: onnx.ModelProto, asked: str = "fp32") -> float:
-        session = engine.open(graph.SerializeToString(), SessionSpec(threads=threads, precision=asked))
-        feeds = {port.name: np.ones([int(n or 0) for n in port.shape], dtype=port.dtype) for port in session.inputs}
-        return _best(session, feeds)
+        return _best(opened(engine, graph, asked, threads))
 
     flops = 2 * ROWS * WIDTH * WIDTH
     peaks: dict[Any, float] = {"fp32": flops / best_s(_product(ROWS, WIDTH)) / 1e12}
@@ -130,37 +126,15 @@ def measured_limits(engine: Engine, precision: str, threads: int, *, typed_here:
     )
 
 
-def _best(session: Any, feeds: dict[str, Array]) -> float:
+def _best(run: Callable[[], Any]) -> float:
     """Return the time of the fastest inference in seconds."""
     best = float("inf")
     for _ in range(CALLS):
         begin = time.perf_counter()
-        session.run(feeds)
+        run()
         best = min(best, time.perf_counter() - begin)
     return best
 
 
 def _product(rows: int, width: int, precision: str = "fp32", *, count: int = 1) -> onnx.ModelProto:
-    """Build a chain of ``count`` products of rows and a square matrix; for int8 one, with Q/DQ nodes."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    quantised = precision == "int8"
-    kind = {"fp16": TensorProto.FLOAT16, "int8": TensorProto.UINT8}.get(precision, TensorProto.FLOAT)
-    dtype = {"fp16": np.float16, "int8": np.int8}.get(precision, np.float32)
-    mean: Array = np.full((width, width), 1 if quantised else 1 / width, dtype=dtype)  # avoids overflow
-    constants = [numpy_helper.from_array(mean, "w")]
-    if quantised:
-        kept = {"scale": np.float32(1 / 64), "zero": np.uint8(0), "middle": np.int8(0)}
-        constants += [numpy_helper.from_array(np.asarray(value), name) for name, value in kept.items()]
-        nodes = [
-            helper.make_node("DequantizeLinear", ["x0", "scale", "zero"], ["x"], "x"),
-            helper.make_node("DequantizeLinear", ["w", "scale", "middle"], ["v"], "v"),
-            helper.make_node("MatMul", ["x", "v"], ["y"], "product"),
-            helper.make_node("QuantizeLinear", ["y", "scale", "zero"], ["x1"], "y"),
-        ]
-    else:
-        nodes = [helper.make_node("MatMul", [f"x{n}", "w"], [f"x{n + 1}"], f"product{n}") for n in range(count)]
-    ends = [helper.make_tensor_value_info(name, kind, (rows, width)) for name in ("x0", f"x{count}")]
-    graph = helper.make_graph(nodes, "limit", ends[:1], ends[1:], constants)
-    made: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return made
+    return product_graph("MatMul", (rows, width), (width, width), precision, count=count)

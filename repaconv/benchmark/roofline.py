@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from repaconv.engines.contract import SessionSpec
+from repaconv.benchmark.product_graphs import opened, product_graph
 from repaconv.graph.operator_facts import ARITHMETIC, MOVES, REDUCTIONS, UNARY
 from repaconv.results import Bandwidth, LayerGroup, ProductPeak, Roofline
 
 if TYPE_CHECKING:
     import onnx
 
-    from repaconv.engines.contract import Engine, Session
+    from repaconv.engines.contract import Engine
 
 # --- What a layer is. Names of ONNX, of ONNX Runtime's fused operators and of OpenVINO's layers.
 
@@ -138,7 +138,7 @@ def measured_limits(engine: Engine, precisions: Iterable[str], threads: int, net
         "Conv": 2 * (SIDE * CHANNELS * 3) ** 2,
     }
     names = [(operator, precision) for precision in dict.fromkeys(("fp32", *precisions)) for operator in flops]
-    products = {name: _opened(engine, _product(*name), name[1], threads) for name in names}
+    products = {name: opened(engine, _product(*name), name[1], threads) for name in names}
     halves = {moved: np.ones((2, moved // 2), dtype=np.uint8) for moved in COPIED}
     copies = {moved: partial(np.copyto, *pair) for moved, pair in halves.items()}
     runs: dict[Any, Callable[[], Any]] = {**products, **copies}
@@ -163,42 +163,11 @@ def measured_limits(engine: Engine, precisions: Iterable[str], threads: int, net
     )
 
 
-def _opened(engine: Engine, model: onnx.ModelProto, precision: str, threads: int) -> Callable[[], Any]:
-    session: Session = engine.open(model.SerializeToString(), SessionSpec(threads=threads, precision=precision))
-    feeds = {port.name: np.ones([int(size or 0) for size in port.shape], dtype=port.dtype) for port in session.inputs}
-    return lambda: session.run(feeds)
-
-
 def _product(operator: Literal["MatMul", "Conv"], precision: str) -> onnx.ModelProto:
     """Build a large product. The runtime lowers a float32 graph to bf16 itself; fp16 and int8 are in the graph."""
     if operator == "MatMul":
-        return _one_product(operator, (ROWS, WIDTH), (WIDTH, WIDTH), precision)
-    return _one_product(operator, (1, CHANNELS, SIDE, SIDE), (CHANNELS, CHANNELS, 3, 3), precision, pads=[1, 1, 1, 1])
-
-
-def _one_product(
-    operator: str, shape: Sequence[int], weights: Sequence[int], precision: str, **attributes: Any
-) -> onnx.ModelProto:
-    from onnx import TensorProto, helper, numpy_helper
-
-    low = precision == "int8"
-    kind = {"fp16": TensorProto.FLOAT16, "int8": TensorProto.UINT8}.get(precision, TensorProto.FLOAT)
-    dtype = {"fp16": np.float16, "int8": np.int8}.get(precision, np.float32)
-    constants = [numpy_helper.from_array(np.full(weights, 1, dtype=dtype), "w")]
-    nodes = [helper.make_node(operator, ["x", "w"], ["y"], "product", **attributes)]
-    if low:
-        kept = {"scale": np.float32(1 / 64), "zero": np.uint8(0), "middle": np.int8(0)}
-        constants += [numpy_helper.from_array(np.asarray(value), name) for name, value in kept.items()]
-        nodes = [
-            helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["x0"], "x"),
-            helper.make_node("DequantizeLinear", ["w", "scale", "middle"], ["w0"], "w"),
-            helper.make_node(operator, ["x0", "w0"], ["y0"], "product", **attributes),
-            helper.make_node("QuantizeLinear", ["y0", "scale", "zero"], ["y"], "y"),
-        ]
-    ends = [helper.make_tensor_value_info(name, kind, shape) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "limit", ends[:1], ends[1:], constants)
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return model
+        return product_graph(operator, (ROWS, WIDTH), (WIDTH, WIDTH), precision)
+    return product_graph(operator, (1, CHANNELS, SIDE, SIDE), (CHANNELS, CHANNELS, 3, 3), precision, pads=[1, 1, 1, 1])
 
 
 # --- The network next to its limits.

@@ -14,7 +14,7 @@ from repaconv.cli import text_and_json_output
 from repaconv.cli.command_options import ENVIRONMENT, WORKFLOWS, Format, FormatOption, Quiet, app, run_and_exit
 from repaconv.core import terminal
 from repaconv.core.errors import UsageProblem
-from repaconv.core.progress import Progress
+from repaconv.core.progress import Progress, prefixed
 
 if TYPE_CHECKING:
     from repaconv.core.plugins import PluginRow
@@ -201,7 +201,7 @@ def run_trained_networks(out: Path, rounds: int | None, *, quiet: bool) -> int:
 
     with text_and_json_output.progress(quiet=quiet) as progress:
         for method in models.METHODS:
-            _run_all_stages(models.checkpoint(method), out / method, rounds, _progress_for(method, progress))
+            _run_all_stages(models.checkpoint(method), out / method, rounds, prefixed(method, progress))
         runs = [out / method for method in models.METHODS]
         done = repaconv.compare_runs(runs, out=out / "index.html", progress=progress)
     text_and_json_output.print_files((), done.output_files, quiet=quiet)
@@ -220,11 +220,6 @@ def _run_all_stages(checkpoint: Path, run: Path, rounds: int | None, progress: P
     repaconv.verify(run, inputs=models.HELD_OUT, progress=progress)
     repaconv.bench(run, rounds=rounds, profile=True, progress=progress)
     repaconv.report(run, paper=False, progress=progress)
-
-
-def _progress_for(method: str, progress: Progress) -> Progress:
-    """Prefix the progress messages with the network's name."""
-    return lambda what, done, total: progress(f"{method}: {what}", done, total)
 
 
 def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:

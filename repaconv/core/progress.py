@@ -14,6 +14,11 @@ def silent(_what: str, _done: int, _total: int) -> None:
     """Progress callback that does nothing."""
 
 
+def prefixed(name: str, progress: Progress) -> Progress:
+    """The progress callback with a name in front of each step that does not begin with it."""
+    return lambda what, done, total: progress(what if what.startswith(f"{name}:") else f"{name}: {what}", done, total)
+
+
 @contextmanager
 def only_errors(logger: str = "") -> Iterator[None]:
     """Suppress all messages below errors of that logger (default: the root), which do not concern the user."""

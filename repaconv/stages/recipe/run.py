@@ -13,7 +13,7 @@ from repaconv.core import run_folder
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
 from repaconv.core.file_replacement import remove_artifact
 from repaconv.core.files import lock_folder, read_artefact, require_valid_name, stage_of
-from repaconv.core.progress import Progress, silent
+from repaconv.core.progress import Progress, prefixed, silent
 from repaconv.results import (
     Artefact,
     BenchArtefact,
@@ -153,7 +153,7 @@ class RecipeExecution:
         self.progress(_headline(turn), 0, 0)
 
         def work() -> Artefact:
-            told = _with_step_name(turn.step.name, self.progress)
+            told = prefixed(turn.step.name, self.progress)
             done = WORK[each.stage](each, placed, journal, told) if turn.why else _stored_result(each, journal)
             self._judge(each.stage, done, placed)
             return done
@@ -203,11 +203,6 @@ def _headline(turn: StepTurn) -> str:
     left = "" if turn.left_s is None else f"; about {turn.left_s:.0f} s left, going by the last run"
     does = f"runs ({turn.why}){left}" if turn.why else "is up to date"
     return f"{turn.number} of {turn.in_all}: {turn.step.name} {does}"
-
-
-def _with_step_name(name: str, progress: Progress) -> Progress:
-    """Progress that is prefixed with the step's name."""
-    return lambda what, done, total: progress(what if what.startswith(f"{name}:") else f"{name}: {what}", done, total)
 
 
 def _stored_result(each: Planned, journal: Journal) -> Artefact:

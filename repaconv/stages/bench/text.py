@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import colored, is_verbose, plain, print_table, stdout, table
-from repaconv.stages.shared.result_tables import accuracy_text, links, rounds_text, size_text
+from repaconv.stages.shared.result_tables import accuracy_text, links, print_images_and_classes, rounds_text, size_text
 
 if TYPE_CHECKING:
     from repaconv.results import BenchArtefact, CompareArtefact, EstimateArtefact, Profile, Roofline, ThroughputArtefact
@@ -40,8 +40,7 @@ def show_bench(done: BenchArtefact) -> None:
         stdout().print(f"results: {told}")
     elif done.agreement:
         stdout().print(f"outputs were not compared: {plain(done.agreement.note)}")
-    if done.image_preprocessing:
-        stdout().print(f"[dim]images: {plain(done.image_preprocessing)}[/]")
+    print_images_and_classes(done.image_preprocessing)
     if kept := done.regression:
         stdout().print(f"{plain(kept.description)}: {colored(kept.verdict)}")
     reasons = done.quality.reasons or ("no disturbance was detected",)

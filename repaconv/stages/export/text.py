@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from repaconv.core.errors import RepaconvError
 from repaconv.core.terminal import colored, plain, stdout
-from repaconv.stages.shared.result_tables import count_text, links, locations, preset_text, size_text
+from repaconv.stages.shared.result_tables import (
+    count_text,
+    links,
+    locations,
+    preset_text,
+    print_images_and_classes,
+    size_text,
+)
 
 if TYPE_CHECKING:
     from repaconv.results import ExportArtefact
@@ -21,9 +28,7 @@ def show_export(done: ExportArtefact) -> None:
     if done.precision != "fp32":
         by = f" by {plain(done.quantizer)}" if done.quantizer not in ("", "onnxruntime") else ""
         stdout().print(f"[yellow]lossy[/]: {done.precision}{by}, measured on {plain(done.calibration)}")
-        for what, told in (("images", done.image_preprocessing), ("classes", done.scores)):
-            if told:
-                stdout().print(f"[dim]{what}: {plain(told)}[/]")
+        print_images_and_classes(done.image_preprocessing, done.scores)
         asked = matching(done.fp32_nodes, done.fp32_modules)
         lacking = [name for name in _without_kernel(done) if name not in asked]
         others = [name for name in done.fp32_nodes if name not in (*asked, *lacking)]

@@ -143,6 +143,13 @@ def costs(training: Cost, deploy: Cost) -> Table:
     return rows
 
 
+def print_images_and_classes(images: str, classes: str = "") -> None:
+    """Print how images were preprocessed, and what the classes of the scores are, where that is known."""
+    for what, told in (("images", images), ("classes", classes)):
+        if told:
+            stdout().print(f"[dim]{what}: {plain(told)}[/]")
+
+
 def preset_text(rewrites: tuple[str, ...]) -> str:
     """A rewrite preset by its rewrites."""
     return plain(" + ".join(rewrites) or "as exported")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.core.errors import first_names
 from repaconv.core.terminal import is_verbose, plain, relative_path, stdout, table
+from repaconv.stages.shared.result_tables import print_images_and_classes
 
 if TYPE_CHECKING:
     from repaconv.results import Candidate, Deployment, Link, TuneArtefact
@@ -48,9 +49,7 @@ def show_tune(done: TuneArtefact) -> None:
         stdout().print(f"{other}{done.disagreement:.2%} {what} on the test images{accurate}")
     if done.images:
         stdout().print(f"[dim]by {plain(done.images)}[/]")
-    for what, told in (("images", done.image_preprocessing), ("classes", done.scores)):
-        if told:
-            stdout().print(f"[dim]{what}: {plain(told)}[/]")
+    print_images_and_classes(done.image_preprocessing, done.scores)
     if done.graph_size == "dynamic":
         stdout().print("the graphs take any image size; more rewrites apply to those of one: --image-size N")
     if done.output_files:

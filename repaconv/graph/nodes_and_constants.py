@@ -81,6 +81,11 @@ def is_read(value: ir.Value) -> bool:
     return bool(value.uses()) or value.is_graph_output()
 
 
+def is_read_once(value: ir.Value) -> bool:
+    """Return whether one node reads a value, and the graph does not output it."""
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
 def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
     """Return the node that computes a value, if it is one of these operators of ONNX's default domain."""
     node = None if value is None else value.producer()

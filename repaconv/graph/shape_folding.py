@@ -22,7 +22,7 @@ from repaconv.graph.constant_if_inlining import inline_constant_ifs
 from repaconv.graph.index_selections import axes_of, selection_of, split_sizes
 from repaconv.graph.model_rewriting import clean, remove_unused
 from repaconv.graph.no_op_nodes import remove_no_ops
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read, made_by, only_reader
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read, is_read_once, made_by, only_reader
 from repaconv.graph.operator_facts import BROADCASTING, HALVES, QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.shape_inference import infer, infer_node
@@ -266,7 +266,7 @@ def _keep_reduced_axes(_model: ir.Model, node: ir.Node, _known: Integers) -> Non
         return
     between, out, before = reduction.outputs[0], node.outputs[0], sizes(reduction.inputs[0])
     axes = axes_of(reduction, len(before)) if before is not None else None
-    if before is None or axes is None or len(between.uses()) != 1 or between.is_graph_output() or out.is_graph_output():
+    if before is None or axes is None or not is_read_once(between) or out.is_graph_output():
         return
     kept = tuple(1 if axis in axes else size for axis, size in enumerate(before))
     if not attribute(reduction, "keepdims", 1) and sizes(out) == kept:
@@ -315,7 +315,7 @@ def _is_inferred(model: ir.Model, node: ir.Node, known: Integers, target: list[i
 def _gather(model: ir.Model, node: ir.Node, _known: Integers) -> None:
     """Write a Gather of a Gather as one Gather, and one of all entries in order as a Reshape."""
     x, given, axis = node.inputs[0], constant(node.inputs[1]), int(attribute(node, "axis", 0))
-    once = x is not None and made_by(x, "Gather") and len(x.uses()) == 1 and not x.is_graph_output()
+    once = x is not None and made_by(x, "Gather") and is_read_once(x)
     inner = selection_of(x) if once else None
     if inner is not None and inner.keeps and given is not None and axis % rank_of(x) == inner.axis:
         node.replace_input_with(1, Writer(model, node).constant(inner.places[given % len(inner.places)]))

@@ -31,7 +31,16 @@ from repaconv.graph.channel_axes import IMAGE, affine_of, scale_and_shift
 from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
 from repaconv.graph.index_selections import Places, perm_of, selection_of
 from repaconv.graph.model_rewriting import clean
-from repaconv.graph.nodes_and_constants import Array, Writer, attribute, is_constant, is_read, made_by, nodes_of
+from repaconv.graph.nodes_and_constants import (
+    Array,
+    Writer,
+    attribute,
+    is_constant,
+    is_read,
+    is_read_once,
+    made_by,
+    nodes_of,
+)
 from repaconv.graph.operator_facts import SELECTIONS
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import as_numbers, set_shape, sizes
@@ -57,7 +66,7 @@ def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
     for pad in tuple(model.graph):
         conv = made_by(pad.inputs[0], "Conv") if pad.op_type == "Pad" and not pad.domain else None
         kernel = kernel_of(conv) if conv is not None else None
-        if conv is None or kernel is None or not kernel.acts_by_place or not _is_read_once(conv.outputs[0]):
+        if conv is None or kernel is None or not kernel.acts_by_place or not is_read_once(conv.outputs[0]):
             continue
         pads, found = spatial_padding(pad), _border_after_pad(pad)
         if pads is None or found is None:
@@ -71,10 +80,6 @@ def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
         set_shape(new, sizes(pad.outputs[0]), pad.outputs[0])
         write.replace(last, new)
         yield Change(rewrite=rewrite, place=conv.name or "", description="a border of its bias -> its padding")
-
-
-def _is_read_once(value: ir.Value) -> bool:
-    return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def _rounding(value: ir.Value) -> float:
@@ -99,7 +104,7 @@ def _border_after_pad(pad: ir.Node) -> tuple[ir.Value, Array] | None:
     inner: Any = (..., *(slice(pads[axis], size[axis + 1] - pads[axis + axes]) for axis in range(axes)))
     image[inner] = np.nan
     perm = list(range(image.ndim))
-    while _is_read_once(value) and (node := next(iter(value.uses())).node).inputs[0] is value and not node.domain:
+    while is_read_once(value) and (node := next(iter(value.uses())).node).inputs[0] is value and not node.domain:
         if node.op_type == "Transpose":
             perm = [perm[axis] for axis in perm_of(node, image.ndim)]
         elif node.op_type == "ScatterND":
@@ -188,7 +193,7 @@ def _before_selections(image: _Channels, most: int) -> _Channels | None:
     """
     x, axis = image.source, image.axes[1]
     node = x.producer()
-    if node is None or node.domain or not _is_read_once(x):
+    if node is None or node.domain or not is_read_once(x):
         return None
     if node.op_type in SELECTIONS:
         chosen = selection_of(x)
@@ -304,7 +309,7 @@ def before(value: ir.Value | None) -> tuple[Kernel, ir.Value] | None:
 def _layer_before(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
     """The node that computes a value and its input, if it may be a kernel and nothing else reads the value."""
     node = made_by(value, "Conv", "AveragePool", "Pad", "BatchNormalization")
-    if node is None or value is None or node.inputs[0] is None or len(value.uses()) != 1 or value.is_graph_output():
+    if node is None or value is None or node.inputs[0] is None or not is_read_once(value):
         return None
     return node, node.inputs[0]
 
@@ -387,11 +392,16 @@ def _into_readers(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Chan
 def _replace_by_conv(model: ir.Model, node: ir.Node, kernel: Kernel, x: ir.Value) -> None:
     """Replace a convolution by another one that reads x."""
     write = Writer(model, node)
+    write.replace(node.outputs[0], _conv(write, kernel, x, node.outputs[0]))
+    model.graph.remove(node, safe=True)
+
+
+def _conv(write: Writer, kernel: Kernel, x: ir.Value, out: ir.Value) -> ir.Value:
+    """Write a kernel of x as a Conv, for another value of the same shape."""
     parts = [write.constant(part) for part in (kernel.weight, kernel.bias) if part is not None]
     new = write("Conv", x, *parts, **kernel.attributes)
-    set_shape(new, sizes(node.outputs[0]), node.outputs[0])
-    write.replace(node.outputs[0], new)
-    model.graph.remove(node, safe=True)
+    set_shape(new, sizes(out), out)
+    return new
 
 
 # --- Parallel kernels of one value that are added become one kernel if this needs no more multiplications.
@@ -439,7 +449,7 @@ def _is_sum(node: ir.Node | None) -> bool:
 
 
 def _is_inner(value: ir.Value) -> bool:
-    return _is_read_once(value) and _is_sum(next(iter(value.uses())).node)
+    return is_read_once(value) and _is_sum(next(iter(value.uses())).node)
 
 
 def _terms(value: ir.Value, sign: float) -> Iterator[Term]:
@@ -448,7 +458,7 @@ def _terms(value: ir.Value, sign: float) -> Iterator[Term]:
     for place, term in enumerate(node.inputs):
         assert term is not None
         own = -sign if place and node.op_type == "Sub" else sign
-        if _is_sum(term.producer()) and _is_read_once(term):
+        if _is_sum(term.producer()) and is_read_once(term):
             yield from _terms(term, own)
         else:
             yield _term(term, own)
@@ -457,7 +467,7 @@ def _terms(value: ir.Value, sign: float) -> Iterator[Term]:
 def _term(value: ir.Value, sign: float) -> Term:
     """The term for a value: its kernel if it is computed by one and nothing else reads it, otherwise the identity."""
     node, shape = made_by(value, "Conv", "AveragePool", "BatchNormalization"), sizes(value)
-    if node is not None and node.inputs[0] is not None and _is_read_once(value):
+    if node is not None and node.inputs[0] is not None and is_read_once(value):
         kernel = kernel_of(node) or scale_of(node)
         if kernel is not None:
             return Term(value, sign, node.inputs[0], kernel, node.op_type)
@@ -517,10 +527,7 @@ def _added(write: Writer, total: ir.Value | None, value: ir.Value, sign: float) 
 def _written(write: Writer, terms: Terms, out: ir.Value) -> ir.Value:
     """Write the sum of the terms as one Conv."""
     kernel = summed([term.kernel.then(np.full(len(term.kernel.weight), term.sign), None) for term in terms])
-    parts = [write.constant(part) for part in (kernel.weight, kernel.bias) if part is not None]
-    new = write("Conv", terms[0].source, *parts, **kernel.attributes)
-    set_shape(new, sizes(out), out)
-    return new
+    return _conv(write, kernel, terms[0].source, out)
 
 
 def _sets_to_merge(terms: Terms, source: ir.Value, out: ir.Value) -> list[Terms]:

@@ -21,6 +21,7 @@ from repaconv.graph.nodes_and_constants import (
     constant,
     is_constant,
     is_read,
+    is_read_once,
     made_by,
     only_reader,
 )
@@ -103,7 +104,7 @@ def _move_linear_layer(model: ir.Model, node: ir.Node) -> str | None:
         return None
     x = node.inputs[0] if node.inputs else None
     inner = made_by(x, "MatMul", "Conv")
-    if x is None or inner is None or len(x.uses()) != 1 or x.is_graph_output() or len(inner.inputs) < 2:
+    if x is None or inner is None or not is_read_once(x) or len(inner.inputs) < 2:
         return None
     source = inner.inputs[0]
     shape, out = sizes(source), sizes(node.outputs[0])

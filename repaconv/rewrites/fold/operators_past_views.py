@@ -178,9 +178,14 @@ def _move_constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LI
     other = write.constant(column, like=view.source)
     new = write(node.op_type, *((view.source, other) if place == 0 else (other, view.source)))
     set_shape(new, shape, view.source)
+    _replace_by_view(write, new, view)
+
+
+def _replace_by_view(write: Writer, new: ir.Value, view: View) -> None:
+    """Replace the output of the node in front of which is written by a view of a new value."""
     seen = View(new, view.of, view.axes, view.size).write(write)
     if seen is not None:
-        write.replace(node.outputs[0], seen)
+        write.replace(write.before.outputs[0], seen)
 
 
 def _move_assignment(model: ir.Model, node: ir.Node) -> None:
@@ -207,9 +212,7 @@ def _move_assignment(model: ir.Model, node: ir.Node) -> None:
     order[found[1]] = length + np.arange(added)
     new = write("Gather", both, write.constant(order), axis=home)
     set_shape(new, shapes[0], first.source)
-    seen = View(new, first.of, first.axes, first.size).write(write)
-    if seen is not None:
-        write.replace(node.outputs[0], seen)
+    _replace_by_view(write, new, first)
 
 
 def _move_sum(model: ir.Model, node: ir.Node) -> None:
@@ -224,9 +227,7 @@ def _move_sum(model: ir.Model, node: ir.Node) -> None:
     write = Writer(model, node)
     new = write(node.op_type, first.source, second.source)
     set_shape(new, sizes(first.source), first.source)
-    seen = View(new, first.of, first.axes, first.size).write(write)
-    if seen is not None:
-        write.replace(node.outputs[0], seen)
+    _replace_by_view(write, new, first)
 
 
 def _move_batchnorm(model: ir.Model, node: ir.Node) -> None:
@@ -253,9 +254,7 @@ def _move_batchnorm(model: ir.Model, node: ir.Node) -> None:
         vector, axis = part
         new = write(operator, new, write.constant(vector.reshape(-1, *[1] * (len(inner) - 1 - axis))))
         set_shape(new, inner, view.source)
-    seen = View(new, view.of, view.axes, view.size).write(write)
-    if seen is not None:
-        write.replace(node.outputs[0], seen)
+    _replace_by_view(write, new, view)
 
 
 # --- The other direction: views that are the same for all pieces of a Split are applied once, before the Split.

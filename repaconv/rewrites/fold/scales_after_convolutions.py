@@ -28,6 +28,7 @@ from repaconv.graph.nodes_and_constants import (
     input_at,
     is_constant,
     is_read,
+    is_read_once,
     made_by,
     only_reader,
 )
@@ -92,7 +93,7 @@ def _layers_before(value: ir.Value, affine: Affine) -> list[_Layer]:
     while todo:
         x, moved = todo.pop()
         node = x.producer() if x is not None else None
-        if x is None or moved is None or node is None or node.domain or len(x.uses()) != 1 or x.is_graph_output():
+        if x is None or moved is None or node is None or node.domain or not is_read_once(x):
             return []
         if any(is_read(other) for other in node.outputs if other is not x):
             return []

@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, made_by, nodes_of, scalar
+from repaconv.graph.nodes_and_constants import (
+    Array,
+    Writer,
+    attribute,
+    constant,
+    is_read_once,
+    made_by,
+    nodes_of,
+    scalar,
+)
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import Sizes, rank_of, set_shape, sizes
 from repaconv.results import Change
@@ -59,7 +68,7 @@ def _of_mish(product: ir.Node) -> ir.Value | None:
     """The x of a product x tanh(softplus(x)), if nothing else reads its factor."""
     for x, factor in (product.inputs, product.inputs[::-1]):
         tanh = made_by(factor, "Tanh")
-        if tanh is None or factor is None or factor.is_graph_output() or len(factor.uses()) != 1:
+        if tanh is None or factor is None or not is_read_once(factor):
             continue
         if _softplus_of(tanh.inputs[0]) is x:
             return x

@@ -16,6 +16,7 @@ from repaconv.cli.command_options import (
     Quiet,
     RunArgument,
     app,
+    out_option,
     run_and_exit,
 )
 from repaconv.distributed.options import ClusterOptions, WorkerOptions
@@ -39,15 +40,7 @@ def bundle(
 def collect(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="The result.tar.gz that the board wrote.")],
     run: RunArgument = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="File for the result (JSON).",
-            show_default="next to the engines of the run",
-        ),
-    ] = None,
+    out: Annotated[Path | None, out_option("File for the result (JSON).", "next to the engines of the run")] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -67,15 +60,7 @@ def sweep(
         ),
     ],
     cluster: ClusterOptions = ClusterOptions(),
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="Folder to write.",
-            show_default="repaconv-out/sweep-<matrix>",
-        ),
-    ] = None,
+    out: Annotated[Path | None, out_option("Folder to write.", "repaconv-out/sweep-<matrix>")] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:

@@ -232,6 +232,11 @@ class Format(str, Enum):
     json = "json"
 
 
+def out_option(help: str, default_text: str | None = None, panel: str | None = None) -> Any:
+    """The option of what a command writes, ``-o``."""
+    return typer.Option("-o", "--out", help=help, show_default=default_text or True, rich_help_panel=panel)
+
+
 FormatOption = Annotated[Format, typer.Option("--format", help="Format of the results on stdout.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print results and notices only: no progress, no list of files.")

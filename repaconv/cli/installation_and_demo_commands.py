@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from repaconv.cli import text_and_json_output
-from repaconv.cli.command_options import ENVIRONMENT, WORKFLOWS, Format, FormatOption, Quiet, app, run_and_exit
+from repaconv.cli.command_options import (
+    ENVIRONMENT,
+    WORKFLOWS,
+    Format,
+    FormatOption,
+    Quiet,
+    app,
+    out_option,
+    run_and_exit,
+)
 from repaconv.core import terminal
 from repaconv.core.errors import UsageProblem
 from repaconv.core.progress import Progress, prefixed
@@ -166,7 +175,7 @@ def demo(
         str | None,
         typer.Option("--arch", help="Use one RIFormer with random weights instead: s12, s24, s36, m36 or m48."),
     ] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write.")] = Path("demo-out"),
+    out: Annotated[Path, out_option("Folder to write.")] = Path("demo-out"),
     rounds: Annotated[
         int | None,
         typer.Option(

@@ -21,6 +21,7 @@ from repaconv.cli.command_options import (
     Quiet,
     RunArgument,
     app,
+    out_option,
     run_and_exit,
 )
 from repaconv.core.errors import UsageProblem
@@ -59,15 +60,7 @@ def run(
 @app.command(rich_help_panel=WORKFLOWS, epilog="Example: repaconv new-recipe ckpt.pth")
 def new_recipe(
     checkpoint: FoldArgument,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="Recipe file to write.",
-            show_default="<stem>.toml",
-        ),
-    ] = None,
+    out: Annotated[Path | None, out_option("Recipe file to write.", "<stem>.toml")] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -208,13 +201,7 @@ def report(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="File to write.",
-            show_default="report.html in the run folder; runs.html for several runs",
-        ),
+        Path | None, out_option("File to write.", "report.html in the run folder; runs.html for several runs")
     ] = None,
     paper: Annotated[bool, typer.Option(help="Include the figures of the method's paper.")] = True,
     format: Annotated[

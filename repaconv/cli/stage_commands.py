@@ -19,6 +19,7 @@ from repaconv.cli.command_options import (
     Quiet,
     RunArgument,
     app,
+    out_option,
     run_and_exit,
 )
 from repaconv.core.errors import UsageProblem
@@ -40,10 +41,7 @@ def inspect(
     checkpoint: InspectArgument,
     options: InspectOptions = InspectOptions(),
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--out", help="Also write the result to this file (JSON).", rich_help_panel=option_definitions.OUTPUT
-        ),
+        Path | None, out_option("Also write the result to this file (JSON).", panel=option_definitions.OUTPUT)
     ] = None,
     svg: Annotated[
         Path | None,
@@ -119,14 +117,7 @@ def verify(
 def export(
     run: RunArgument = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="ONNX file to write.",
-            rich_help_panel=option_definitions.OUTPUT,
-            show_default="a file in the run folder",
-        ),
+        Path | None, out_option("ONNX file to write.", "a file in the run folder", panel=option_definitions.OUTPUT)
     ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX (the only format).")] = True,
     options: ExportOptions = ExportOptions(),

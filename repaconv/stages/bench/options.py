@@ -24,12 +24,12 @@ from repaconv.stages.shared.option_definitions import (
     BASELINE,
     IMAGES,
     MEASURE,
-    OUTPUT,
     SHARE,
     VERIFICATION,
     NoEffect,
     Option,
     Options,
+    output,
 )
 
 LATENCY, THROUGHPUT = OBJECTIVES = ("latency", "throughput")
@@ -105,14 +105,7 @@ class BenchOptions(Options):
     seed: Seed = 0
     allow_unverified: AllowUnverified = False
     out: Annotated[
-        str | Path | None,
-        Option(
-            "File for the result (JSON).",
-            option=("-o", "--out"),
-            recorded=False,
-            default_text="bench/<target>.json in the run folder",
-            panel=OUTPUT,
-        ),
+        str | Path | None, output("File for the result (JSON).", "bench/<target>.json in the run folder")
     ] = None
 
 
@@ -127,14 +120,7 @@ class EstimateOptions(Options):
     image_size: ImageSize = None
     allow_unverified: AllowUnverified = False
     out: Annotated[
-        str | Path | None,
-        Option(
-            "File for the result (JSON).",
-            option=("-o", "--out"),
-            recorded=False,
-            default_text="bench/<target>.estimate.json in the run folder",
-            panel=OUTPUT,
-        ),
+        str | Path | None, output("File for the result (JSON).", "bench/<target>.estimate.json in the run folder")
     ] = None
 
 
@@ -162,10 +148,7 @@ class CompareOptions(Options):
             panel=VERIFICATION,
         ),
     ] = None
-    out: Annotated[
-        str | Path | None,
-        Option("Also write the result to this file (JSON).", option=("-o", "--out"), recorded=False, panel=OUTPUT),
-    ] = None
+    out: Annotated[str | Path | None, output("Also write the result to this file (JSON).")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,12 +170,5 @@ class ThroughputOptions(Options):
     seed: Seed = 0
     allow_unverified: AllowUnverified = False
     out: Annotated[
-        str | Path | None,
-        Option(
-            "File for the result (JSON).",
-            option=("-o", "--out"),
-            recorded=False,
-            default_text="bench/<target>.throughput.json in the run folder",
-            panel=OUTPUT,
-        ),
+        str | Path | None, output("File for the result (JSON).", "bench/<target>.throughput.json in the run folder")
     ] = None

@@ -16,7 +16,7 @@ from repaconv.stages.shared.common_options import (
     Images,
     Workspace,
 )
-from repaconv.stages.shared.option_definitions import IMAGES, INPUT, OUTPUT, TARGET, NoEffect, Option, Options
+from repaconv.stages.shared.option_definitions import IMAGES, INPUT, TARGET, NoEffect, Option, Options, output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +72,4 @@ class BundleOptions(Options):
     workspace_mib: Workspace = None
     checkpoint: Checkpoint = None
     allow_unverified: AllowUnverified = False
-    out: Annotated[
-        str | Path | None,
-        Option(
-            "File for the bundle.",
-            option=("-o", "--out"),
-            recorded=False,
-            default_text="build/<target>.tar.gz in the run folder",
-            panel=OUTPUT,
-        ),
-    ] = None
+    out: Annotated[str | Path | None, output("File for the bundle.", "build/<target>.tar.gz in the run folder")] = None

@@ -20,6 +20,7 @@ from repaconv.stages.shared.option_definitions import (
     NoEffect,
     Option,
     Options,
+    output,
 )
 
 Inputs = Annotated[
@@ -52,13 +53,7 @@ class ScoreOptions(Options):
     weights: Weights = None
     out: Annotated[
         str | Path | None,
-        Option(
-            "File for the result (JSON); a drawing (SVG) is written next to it.",
-            option=("-o", "--out"),
-            recorded=False,
-            default_text="repaconv-out/<stem>.score.json",
-            panel=OUTPUT,
-        ),
+        output("File for the result (JSON); a drawing (SVG) is written next to it.", "repaconv-out/<stem>.score.json"),
     ] = None
 
 
@@ -215,16 +210,7 @@ class ConvertOptions(Options):
     ] = None
     settings: Settings = None
     weights: Weights = None
-    out: Annotated[
-        str | Path | None,
-        Option(
-            "The run folder.",
-            option=("-o", "--out"),
-            recorded=False,
-            default_text="repaconv-out/<stem>-<method>",
-            panel=OUTPUT,
-        ),
-    ] = None
+    out: Annotated[str | Path | None, output("The run folder.", "repaconv-out/<stem>-<method>")] = None
     force: Annotated[bool, Option("Replace a run folder made from another network.", recorded=False, panel=OUTPUT)] = (
         False
     )
@@ -305,7 +291,4 @@ class FinetuneOptions(Options):
             former=Deprecation("again", "restart", removed_in="0.3.0"),
         ),
     ] = False
-    out: Annotated[
-        str | Path | None,
-        Option("The run folder.", option=("-o", "--out"), recorded=False, default_text="<RUN>-finetuned", panel=OUTPUT),
-    ] = None
+    out: Annotated[str | Path | None, output("The run folder.", "<RUN>-finetuned")] = None

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.stages.shared.common_options import Arch, Classes, Images, Rerun, Settings, Weights
-from repaconv.stages.shared.option_definitions import IMAGES, INPUT, MEASURE, OUTPUT, PRECISION, TARGET, Option, Options
+from repaconv.stages.shared.option_definitions import (
+    IMAGES,
+    INPUT,
+    MEASURE,
+    PRECISION,
+    TARGET,
+    Option,
+    Options,
+    output,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +68,4 @@ class DeployOptions(Options):
         False
     )
     rerun: Rerun = False
-    out: Annotated[
-        str | Path | None,
-        Option(
-            "The run folder.",
-            option=("-o", "--out"),
-            recorded=False,
-            default_text="repaconv-out/<stem>.<target>",
-            panel=OUTPUT,
-        ),
-    ] = None
+    out: Annotated[str | Path | None, output("The run folder.", "repaconv-out/<stem>.<target>")] = None

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from repaconv.core.deprecation import Deprecation
 from repaconv.stages.shared.common_options import Arch, Settings, Sha256, Task, Weights
-from repaconv.stages.shared.option_definitions import INPUT, MEASURE, OUTPUT, Option, Options
+from repaconv.stages.shared.option_definitions import INPUT, MEASURE, OUTPUT, Option, Options, output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,9 @@ class FoldOptions(Options):
     sha256: Sha256 = None
     out: Annotated[
         str | Path | None,
-        Option(
+        output(
             "The run folder; for an .onnx input also an .onnx file, to which the folded graph is written.",
-            option=("-o", "--out"),
-            recorded=False,
-            default_text="repaconv-out/<stem>",
-            panel=OUTPUT,
+            "repaconv-out/<stem>",
         ),
     ] = None
     force: Annotated[

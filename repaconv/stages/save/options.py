@@ -7,21 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.stages.shared.common_options import AllowUnverified
-from repaconv.stages.shared.option_definitions import OUTPUT, Option, Options
+from repaconv.stages.shared.option_definitions import Options, output
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions(Options):
     """Options of `repaconv.save`."""
 
-    out: Annotated[
-        str | Path | None,
-        Option(
-            "Folder to write.",
-            option=("-o", "--out"),
-            recorded=False,
-            default_text="timm or transformers in the run folder",
-            panel=OUTPUT,
-        ),
-    ] = None
+    out: Annotated[str | Path | None, output("Folder to write.", "timm or transformers in the run folder")] = None
     allow_unverified: AllowUnverified = False

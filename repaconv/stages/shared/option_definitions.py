@@ -155,6 +155,11 @@ class Option:
             yield Ge(self.least)
 
 
+def output(help: str, default_text: str | None = None) -> Option:
+    """The option of what a command writes, ``-o``; results do not record it."""
+    return Option(help, option=("-o", "--out"), recorded=False, default_text=default_text, panel=OUTPUT)
+
+
 class NoEffect(NamedTuple):
     """Options of a command that have no effect in some situation.
 

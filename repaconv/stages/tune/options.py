@@ -22,7 +22,6 @@ from repaconv.stages.shared.common_options import (
 from repaconv.stages.shared.option_definitions import (
     MEASURE,
     NAMES,
-    OUTPUT,
     PRECISION,
     SEARCH,
     SHAPES,
@@ -31,6 +30,7 @@ from repaconv.stages.shared.option_definitions import (
     NoEffect,
     Option,
     Options,
+    output,
 )
 
 
@@ -147,12 +147,5 @@ class TuneOptions(Options):
     ] = False
     allow_unverified: AllowUnverified = False
     out: Annotated[
-        str | Path | None,
-        Option(
-            "File for the result (JSON).",
-            option=("-o", "--out"),
-            recorded=False,
-            default_text="tuned/<target>.json in the run folder",
-            panel=OUTPUT,
-        ),
+        str | Path | None, output("File for the result (JSON).", "tuned/<target>.json in the run folder")
     ] = None

@@ -22,12 +22,12 @@ from repaconv.stages.shared.option_definitions import (
     IMAGES,
     INPUT,
     LINKS,
-    OUTPUT,
     TOLERANCES,
     VERIFICATION,
     NoEffect,
     Option,
     Options,
+    output,
 )
 
 
@@ -89,13 +89,4 @@ class VerifyOptions(Options):
     drift: Annotated[
         bool, Option("Also report, layer by layer, how the error grows through links that pass.", panel=VERIFICATION)
     ] = False
-    out: Annotated[
-        str | Path | None,
-        Option(
-            "File for the result (JSON).",
-            option=("-o", "--out"),
-            recorded=False,
-            default_text="verify.json in the run folder",
-            panel=OUTPUT,
-        ),
-    ] = None
+    out: Annotated[str | Path | None, output("File for the result (JSON).", "verify.json in the run folder")] = None

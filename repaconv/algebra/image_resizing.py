@@ -46,14 +46,14 @@ def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) ->
         sizes: New size of every axis, if there are no scales.
         how: Attributes of the operator.
     """
-    return _copied_if_as_large(x, _resized_by_axis(x, scales, sizes, how))
+    return _copied_if_as_large(x, resized_by_axis(x, scales, sizes, how))
 
 
 def _copied_if_as_large(x: NDArray[Any], done: NDArray[Any] | None) -> NDArray[Any] | None:
     return x if done is not None and done.shape == x.shape else done
 
 
-def _resized_by_axis(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> NDArray[Any] | None:
+def resized_by_axis(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> NDArray[Any] | None:
     """Resize each axis whose scale is not 1, also where all sizes stay; see `resized`."""
     antialias, excludes_outside = (bool(how.get(name)) for name in ("antialias", "exclude_outside"))
     mode, by = how.get("mode") or "nearest", how.get("coordinate_transformation_mode") or "half_pixel"
@@ -162,7 +162,7 @@ def before_places(x: NDArray[Any], scales: Any, mode: str | None) -> NDArray[Any
     for axis, scale in enumerate(scales):
         one = [scale if each == axis else 1.0 for each in range(x.ndim)]
         how = {"mode": mode, "coordinate_transformation_mode": OLD, "nearest_mode": "ceil" if scale < 1 else "floor"}
-        found = _resized_by_axis(done, one, None, how)
+        found = resized_by_axis(done, one, None, how)
         if found is None:
             return None
         done = found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.algebra.image_resizing import resized
+from repaconv.algebra.image_resizing import resized_by_axis
 from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, input_at, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import set_shape, sizes
@@ -90,9 +90,8 @@ def _matrices(node: ir.Node, before: Sequence[int], after: Sequence[int]) -> dic
     found = {}
     for axis in (2, 3):
         old, new = before[axis - 1], after[axis - 1]
-        if old == new and scales is not None and scales.get(axis, 1.0) != 1:
-            return None  # it is resized only if the other axis is
-        matrix = resized(np.eye(old), None if scales is None else [scales.get(axis, 1.0), 1.0], [new, old], attributes)
+        by = None if scales is None else [scales.get(axis, 1.0), 1.0]
+        matrix = resized_by_axis(np.eye(old), by, [new, old], attributes)
         if matrix is None:
             return None
         found[axis] = matrix

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.graph.nodes_and_constants import Writer, is_constant, scalar
 from repaconv.graph.operator_facts import ARITHMETIC, UNARY
-from repaconv.graph.symbolic_shapes import set_shape, sizes
+from repaconv.graph.symbolic_shapes import set_shape, shaped_like, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -141,8 +141,7 @@ def ungroup(model: ir.Model) -> None:
         made = [x]
         for operator, entries, inputs in model.graph.meta[f"repaconv.activation.{node.attributes['kind'].value}"]:
             values = [made[i] if isinstance(i, int) else write.constant(i) for i in inputs]
-            new = write(operator, *values, **dict(entries))
-            set_shape(new, sizes(x), x)
+            new = shaped_like(write(operator, *values, **dict(entries)), x)
             made.append(new)
         write.replace(node.outputs[0], made[-1])
         model.graph.remove(node, safe=True)

@@ -233,8 +233,8 @@ def set_shape(value: ir.Value, shape: Iterable[Size] | None, like: ir.Value | No
 
 
 def shaped_like(value: ir.Value, like: ir.Value) -> ir.Value:
-    """Record the shape of another value for this one, and return this one."""
-    value.shape = like.shape
+    """Record the shape and element type of another value for this one, and return this one."""
+    set_shape(value, sizes(like), like)
     return value
 
 

@@ -43,7 +43,7 @@ from repaconv.graph.nodes_and_constants import (
 )
 from repaconv.graph.operator_facts import SELECTIONS
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import as_numbers, set_shape, sizes
+from repaconv.graph.symbolic_shapes import as_numbers, set_shape, shaped_like, sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of, pad_value, scale_of, spatial_padding
 from repaconv.rewrites.fold.scales_after_convolutions import absorbed, end_of_commuting_chain
@@ -76,8 +76,7 @@ def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
         if border.shape != bias.shape or not np.allclose(border, bias, rtol=_rounding(last), atol=0):
             continue
         write = Writer(model, pad)
-        new = write("Conv", *conv.inputs, **kernel.around(pads).attributes)
-        set_shape(new, sizes(pad.outputs[0]), pad.outputs[0])
+        new = shaped_like(write("Conv", *conv.inputs, **kernel.around(pads).attributes), pad.outputs[0])
         write.replace(last, new)
         yield Change(rewrite=rewrite, place=conv.name or "", description="a border of its bias -> its padding")
 
@@ -265,8 +264,7 @@ def _with_padded_shifts(model: ir.Model, node: ir.Node, image: _Channels, width:
         if kind is None or not np.isfinite(added.astype(kind.numpy())).all():
             return None
     write = Writer(model, node)
-    new = write("Add", image.source, write.constant(added))
-    set_shape(new, sizes(image.source), image.source)
+    new = shaped_like(write("Add", image.source, write.constant(added)), image.source)
     return image._replace(source=new, shift=np.zeros_like(image.shift))
 
 
@@ -399,9 +397,7 @@ def _replace_by_conv(model: ir.Model, node: ir.Node, kernel: Kernel, x: ir.Value
 def _conv(write: Writer, kernel: Kernel, x: ir.Value, out: ir.Value) -> ir.Value:
     """Write a kernel of x as a Conv, for another value of the same shape."""
     parts = [write.constant(part) for part in (kernel.weight, kernel.bias) if part is not None]
-    new = write("Conv", x, *parts, **kernel.attributes)
-    set_shape(new, sizes(out), out)
-    return new
+    return shaped_like(write("Conv", x, *parts, **kernel.attributes), out)
 
 
 # --- Parallel kernels of one value that are added become one kernel if this needs no more multiplications.
@@ -519,9 +515,7 @@ def _with_common_sources(terms: Terms) -> Terms:
 def _added(write: Writer, total: ir.Value | None, value: ir.Value, sign: float) -> ir.Value:
     if total is None:
         return value
-    new = write("Add" if sign > 0 else "Sub", total, value)
-    set_shape(new, sizes(value), value)
-    return new
+    return shaped_like(write("Add" if sign > 0 else "Sub", total, value), value)
 
 
 def _written(write: Writer, terms: Terms, out: ir.Value) -> ir.Value:

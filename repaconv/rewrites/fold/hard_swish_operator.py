@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, made_by, nodes_of, only_reader, scalar
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import set_shape, shaped_like, sizes
+from repaconv.graph.symbolic_shapes import shaped_like, sizes
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
         if last.graph is not model.graph or not sizes(last.outputs[0]) == sizes(x) is not None:
             continue  # a constant may have more axes than x
         write = Writer(model, last)
-        new = write(operator, x, **ATTRIBUTES[operator])
-        set_shape(new, sizes(x), x)
+        new = shaped_like(write(operator, x, **ATTRIBUTES[operator]), x)
         if factor != 1:
             new = shaped_like(write("Mul", new, write.constant(factor, x)), new)
         write.replace(last.outputs[0], new)

@@ -26,7 +26,7 @@ from repaconv.graph.nodes_and_constants import (
     only_reader,
 )
 from repaconv.graph.operator_facts import ARITHMETIC, ROW_NORMS, SELECTIONS, VIEWS
-from repaconv.graph.symbolic_shapes import Sizes, as_numbers, rank_of, set_shape, sizes
+from repaconv.graph.symbolic_shapes import Sizes, as_numbers, rank_of, set_shape, shaped_like, sizes
 from repaconv.graph.tensor_views import View, reshaped
 from repaconv.graph.view_chains import view_of
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
@@ -225,8 +225,7 @@ def _move_sum(model: ir.Model, node: ir.Node) -> None:
         return
     first, second = (view for view in views if view is not None)
     write = Writer(model, node)
-    new = write(node.op_type, first.source, second.source)
-    set_shape(new, sizes(first.source), first.source)
+    new = shaped_like(write(node.op_type, first.source, second.source), first.source)
     _replace_by_view(write, new, first)
 
 

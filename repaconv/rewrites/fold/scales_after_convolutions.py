@@ -33,7 +33,7 @@ from repaconv.graph.nodes_and_constants import (
     only_reader,
 )
 from repaconv.graph.operator_facts import VIEWS
-from repaconv.graph.symbolic_shapes import as_numbers, rank_of, set_shape, sizes
+from repaconv.graph.symbolic_shapes import as_numbers, rank_of, shaped_like, sizes
 from repaconv.graph.view_chains import view_of_chain
 from repaconv.results import Change
 from repaconv.rewrites.fold.kernels_from_onnx import counts_padding, resizes_pixels_only
@@ -135,8 +135,7 @@ def _scaled(model: ir.Model, layer: _Layer, last: ir.Value) -> ir.Value:
     if bias is not None or shift is not None:
         total = (0 if bias is None else bias * scale) + (0 if shift is None else shift)
         parts.append(write.constant(np.asarray(total)))
-    new = write.copy(node, node.inputs[0], *parts)
-    set_shape(new, sizes(old), old)
+    new = shaped_like(write.copy(node, node.inputs[0], *parts), old)
     write.replace(old, new)
     model.graph.remove(node, safe=True)
     return new if last is old else last

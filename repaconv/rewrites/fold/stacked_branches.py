@@ -21,7 +21,7 @@ from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant
 from repaconv.graph.operator_facts import POINTWISE, SELECTIONS, VIEWS
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
+from repaconv.graph.symbolic_shapes import rank_of, set_shape, shaped_like, sizes
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -270,12 +270,10 @@ def _write_sum_or_selection(
     if node.op_type in _SUMS:
         total = branches[0]
         for other in branches[1:]:
-            new = write("Add", total, other)
-            set_shape(new, sizes(total), total)
+            new = shaped_like(write("Add", total, other), total)
             total = new
         if node.op_type == "ReduceMean":
-            mean = write("Mul", total, write.constant(1 / len(branches)))
-            set_shape(mean, sizes(total), total)
+            mean = shaped_like(write("Mul", total, write.constant(1 / len(branches))), total)
             total = mean
         write.replace(node.outputs[0], _unsqueezed(write, total, axis) if attribute(node, "keepdims", 1) else total)
         return

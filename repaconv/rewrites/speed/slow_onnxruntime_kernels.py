@@ -35,7 +35,7 @@ from repaconv.graph.nodes_and_constants import (
     scalar,
 )
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import Sizes, rank_of, set_shape, sizes
+from repaconv.graph.symbolic_shapes import Sizes, rank_of, set_shape, shaped_like, sizes
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -116,9 +116,7 @@ def _written(write: Writer, x: ir.Value, slopes: Array) -> tuple[ir.Value, str] 
 
 
 def _depthwise(write: Writer, x: ir.Value, factors: Array) -> ir.Value:
-    new = write("Conv", x, write.constant(factors, x), group=len(factors))
-    set_shape(new, sizes(x), x)
-    return new
+    return shaped_like(write("Conv", x, write.constant(factors, x), group=len(factors)), x)
 
 
 def _softmax_as_quotient(model: ir.Model) -> Iterator[Change]:

@@ -13,12 +13,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from repaconv.backbones.tensor_names import block_tensors, in_float64, official_names
+from repaconv.backbones.tensor_names import in_float64, official_names
 from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.backbones.vit_block_folding import fold_stem, fold_tail
 from repaconv.backbones.vit_inference_block import BlockSpec
 from repaconv.backbones.vit_training_blocks import BlockTraits
 from repaconv.checkpoints import Checkpoint, require_sound
+from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.method_api.contract import FoldedPart, Published, Reading
 from repaconv.method_api.preprocessing import preprocessing_of
 from repaconv.method_api.settings import Knobs
@@ -80,7 +81,7 @@ class BlockwiseReading(Reading, Generic[Block]):
 
     def weights(self, index: int) -> dict[str, Tensor]:
         """The weights of one block in float64, by their names within the block."""
-        return in_float64(block_tensors(self.tensors, f"blocks.{index}."))
+        return in_float64(under_prefix(self.tensors, f"blocks.{index}."))
 
     def parts(self) -> Iterator[FoldedPart]:
         """Yield the stem, the folded blocks and the folded head; see `Reading`."""

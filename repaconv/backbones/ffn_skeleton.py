@@ -6,7 +6,6 @@ that reads it from a checkpoint.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.shared_layers import ActivationKind
+from repaconv.backbones.tensor_names import blocks_by_stage
 from repaconv.backbones.vit_layers import IdleMlpSpec, MlpSpec
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import FoldedPart
@@ -83,11 +83,7 @@ def stage_depths(ffns: Sequence[Ffn], pattern: str, step: int = 1) -> list[int]:
     Raises:
         Refused: If the numbers of stages or blocks have gaps.
     """
-    found: dict[int, set[int]] = {}
-    for ffn in ffns:
-        match = re.match(pattern, ffn.prefix)
-        assert match is not None
-        found.setdefault(int(match[1]), set()).add(int(match[2]))
+    found = blocks_by_stage([ffn.prefix for ffn in ffns], pattern)
     if sorted(found) != list(range(0, step * len(found), step)) or any(v != set(range(len(v))) for v in found.values()):
         raise Refused(
             f"the stages are numbered {', '.join(map(str, sorted(found)))}, or blocks in them are missing.",

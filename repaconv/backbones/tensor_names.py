@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from torch import Tensor
 
 from repaconv.checkpoints import Checkpoint
-from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.results import Fact
 
@@ -89,11 +88,6 @@ def weight_of(tensors: Mapping[str, Tensor], name: str, dims: int) -> Tensor:
     return tensors[name]
 
 
-def block_tensors(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with ``prefix``, by their names without it."""
-    return under_prefix(tensors, prefix)
-
-
 def in_float64(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert floating-point tensors to float64; others, such as an index, are unchanged."""
     return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
@@ -108,6 +102,15 @@ def depth_of(tensors: Mapping[str, Tensor]) -> int:
     return count_numbered(
         {int(match[1]) for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))}, "blocks"
     )
+
+
+def blocks_by_stage(names: Iterable[str], pattern: str) -> dict[int, set[int]]:
+    """The numbers of the blocks in each stage, by the names that a pattern of two numbers matches."""
+    found: dict[int, set[int]] = {}
+    for name in names:
+        if match := re.match(pattern, name):
+            found.setdefault(int(match[1]), set()).add(int(match[2]))
+    return found
 
 
 def count_numbered(numbers: Collection[int], what: str) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn
 from repaconv.backbones.shared_layers import ActivationKind
-from repaconv.backbones.tensor_names import block_tensors, weight_of
+from repaconv.backbones.tensor_names import weight_of
 from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.backbones.vit_block_folding import fold_attention, fold_stem, fold_tail, named_tensors
 from repaconv.backbones.vit_checkpoint_reader import read_heads, read_vit_sizes
@@ -19,6 +19,7 @@ from repaconv.backbones.vit_inference_block import BlockSpec, DeployBlock
 from repaconv.backbones.vit_layers import AttentionSpec, NoNorm
 from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, PlainBlock, scale_affine
 from repaconv.backbones.vit_training_norms import NormTraits, read_norms
+from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.method_api.contract import FoldedPart
 from repaconv.method_api.settings import Knobs, small
 from repaconv.results import ImageSize
@@ -103,7 +104,7 @@ def read_vit(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args
     """
     sizes = read_vit_sizes(tensors, knobs, {}, "")
     heads = read_heads(sizes["width"], len(ffns), knobs, args.get("num_heads"), "args")
-    blocks = [block_tensors(tensors, f"blocks.{index}.") for index in range(len(ffns))]
+    blocks = [under_prefix(tensors, f"blocks.{index}.") for index in range(len(ffns))]
     inner = any("attn.norm.weight" in block for block in blocks)
     # a norm2 in addition to the FFN's own BatchNorms would be between shortcut and idle channels: not this method
     norms = replace(

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.blockwise_vit import BlockwiseReading
-from repaconv.backbones.tensor_names import block_tensors, in_float64
+from repaconv.backbones.tensor_names import in_float64
 from repaconv.backbones.vit_block_folding import linear_of, named_tensors
 from repaconv.backbones.vit_training_blocks import BlockTraits, scale_affine
 from repaconv.backbones.vit_training_norms import NormTraits
 from repaconv.checkpoints import Checkpoint
+from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, UntrainedNetwork, metadata_of
 from repaconv.conversion.plain_vit import PlainViT
 from repaconv.core.errors import Refused, UsageProblem
@@ -49,7 +50,7 @@ def initialize(plain: PlainViT, branches: int, record: Mapping[str, Any]) -> Unt
     require_plain_mlp(blocks)
     tensors = {name: tensor.float() for name, tensor in plain.reading.tensors.items() if not name.startswith("blocks.")}
     for index, block in enumerate(blocks):
-        weights = in_float64(block_tensors(plain.reading.tensors, f"blocks.{index}."))
+        weights = in_float64(under_prefix(plain.reading.tensors, f"blocks.{index}."))
         layer, branch = divmod(index, branches)
         for name, tensor in _branch(weights, block, config.width).items():
             part, _, rest = name.partition(".")

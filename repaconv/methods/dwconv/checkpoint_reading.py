@@ -14,11 +14,12 @@ from torch import Tensor
 from repaconv.backbones.activation_setting import read_activation
 from repaconv.backbones.blockwise_vit import BlockwiseReading, OpenCheckpoint, deploy_config
 from repaconv.backbones.shared_layers import ActivationKind
-from repaconv.backbones.tensor_names import block_tensors, depth_of, weight_of
+from repaconv.backbones.tensor_names import depth_of, weight_of
 from repaconv.backbones.vit_checkpoint_reader import read_heads, read_vit_sizes
 from repaconv.backbones.vit_training_blocks import BlockTraits
 from repaconv.backbones.vit_training_norms import Norms, read_norms
 from repaconv.checkpoints import Checkpoint
+from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection
 from repaconv.method_api.settings import Knobs, natural, one_of, said_in
@@ -202,7 +203,7 @@ def _read_block(
     act: ActivationKind,
     tokens: int,
 ) -> ConvBlock:
-    block = block_tensors(tensors, prefix)
+    block = under_prefix(tensors, prefix)
     mixer = read_mixer(block, prefix, width, heads, gated, tokens)
     swiglu = "mlp.w12.weight" in block
     hidden = (

@@ -13,12 +13,13 @@ from torch import Tensor
 from repaconv.backbones.activation_setting import read_activation
 from repaconv.backbones.blockwise_vit import BlockwiseReading, OpenCheckpoint
 from repaconv.backbones.shared_layers import ActivationKind
-from repaconv.backbones.tensor_names import block_tensors, depth_of, weight_of
+from repaconv.backbones.tensor_names import depth_of, weight_of
 from repaconv.backbones.vit import ViTConfig
 from repaconv.backbones.vit_checkpoint_reader import read_vit_sizes
 from repaconv.backbones.vit_training_blocks import BlockTraits
 from repaconv.backbones.vit_training_norms import Norms, read_norms
 from repaconv.checkpoints import Checkpoint
+from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection
 from repaconv.method_api.fold_error import loaded, max_rel_error
@@ -181,7 +182,7 @@ def _read_block(
     Raises:
         Refused: If metadata and tensors disagree on the number of branches, or the branches' numbering has gaps.
     """
-    block, expected, counts = block_tensors(tensors, f"blocks.{index}."), arch.get("num_branches"), []
+    block, expected, counts = under_prefix(tensors, f"blocks.{index}."), arch.get("num_branches"), []
     for part in ("attn", "mlp"):
         found = {int(m[1]) for name in block if (m := re.match(rf"{part}\.branches\.(\d+)\.", name))}
         if not found or found != set(range(len(found))) or (expected is not None and expected != len(found)):

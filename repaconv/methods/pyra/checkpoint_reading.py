@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from repaconv.backbones.activation_setting import read_activation
 from repaconv.backbones.blockwise_vit import BlockwiseReading, OpenCheckpoint, deploy_config
-from repaconv.backbones.tensor_names import block_tensors, depth_of, weight_of
+from repaconv.backbones.tensor_names import depth_of, weight_of
 from repaconv.backbones.vit import ViTConfig
 from repaconv.backbones.vit_checkpoint_reader import read_heads, read_vit_sizes
 from repaconv.backbones.vit_training_blocks import BlockTraits
 from repaconv.backbones.vit_training_norms import read_norms
 from repaconv.checkpoints import Checkpoint
+from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection
 from repaconv.method_api.settings import said_in, small
@@ -66,7 +67,7 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
     act, norms = read_activation(net.record, knobs), read_norms(tensors, knobs)
     blocks, tokens = [], ViTConfig(**sizes, blocks=()).sequence
     for index, r in enumerate(schedule):
-        block = block_tensors(tensors, f"blocks.{index}.")
+        block = under_prefix(tensors, f"blocks.{index}.")
         weight_of(tensors, f"blocks.{index}.attn.qkv.weight", 2)
         hidden = weight_of(tensors, f"blocks.{index}.mlp.fc1.weight", 2).shape[0]
         traits, modulated = BlockTraits.read(block, norms), any(name.startswith("pyra_") for name in block)

@@ -16,9 +16,10 @@ from repaconv.backbones.metaformer import read_poolformer
 from repaconv.backbones.mlp_mixer import read_mixer
 from repaconv.backbones.shared_layers import ActivationKind
 from repaconv.backbones.swin import read_swin
-from repaconv.backbones.tensor_names import block_tensors, in_float64, official_names, weight_of
+from repaconv.backbones.tensor_names import in_float64, official_names, weight_of
 from repaconv.backbones.vit_ffn_skeleton import read_vit
 from repaconv.checkpoints import Checkpoint, require_sound
+from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection, FoldedPart, Reading
 from repaconv.method_api.fold_error import relative_difference
@@ -183,9 +184,9 @@ class RePaViTReading(Reading):
         ffn, a = self.ffns[index], self.active[index]
         prefix = self.family.block_of(ffn)
         inside = ffn.prefix.removeprefix(prefix)
-        block = in_float64(block_tensors(self.tensors, prefix))
+        block = in_float64(under_prefix(self.tensors, prefix))
         other_parts, descriptions, scale = self.skeleton.fold_other_parts(block, index)
-        mlp = ffn_weights(fold_ffn(block_tensors(block, inside), a, self.eps, scale), conv=self.family.conv)
+        mlp = ffn_weights(fold_ffn(under_prefix(block, inside), a, self.eps, scale), conv=self.family.conv)
         folded = {**other_parts, **{f"{inside}{name}": weight for name, weight in mlp.items()}}
         with torch.device("meta"):
             trained, deploy, shape = self.skeleton.block_pair(self.config, index, self.mlp)
@@ -284,4 +285,4 @@ def _read_ffn(tensors: Mapping[str, Tensor], prefix: str, dims: int) -> Ffn:
                 hint="The file mixes two networks, or it was changed after training.",
                 code="checkpoint.shape",
             )
-    return Ffn(prefix, block_tensors(tensors, prefix), hidden, width)
+    return Ffn(prefix, under_prefix(tensors, prefix), hidden, width)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.repvgg_mobileone import NAMES, Layout, RepBlock, RepConv, RepConvConfig
-from repaconv.backbones.tensor_names import block_tensors, count_numbered, in_float64, renamed_tensors, weight_of
+from repaconv.backbones.tensor_names import blocks_by_stage, count_numbered, in_float64, renamed_tensors, weight_of
 from repaconv.checkpoints import Checkpoint, require_sound
+from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection, FoldedPart, Reading
 from repaconv.method_api.fold_error import loaded, max_rel_error
@@ -193,7 +194,7 @@ class RepConvReading(Reading):
 
 
 def _folded_block(reading: RepConvReading, name: str, block: RepBlock) -> FoldedPart:
-    tensors, folded_name = in_float64(block_tensors(reading.tensors, f"{name}.")), NAMES[reading.config.layout].folded
+    tensors, folded_name = in_float64(under_prefix(reading.tensors, f"{name}.")), NAMES[reading.config.layout].folded
     not_folded_parts = ("squeeze-and-excitation",) * (block.squeezed > 0) + ("ReLU",)
     if reading.deployed:
         kept = {f"{name}.{key}": tensor for key, tensor in tensors.items()}
@@ -259,10 +260,7 @@ def _depths(tensors: Mapping[str, Tensor]) -> list[int]:
     Raises:
         Refused: If a stage or a block is missing.
     """
-    found: dict[int, set[int]] = {}
-    for name in tensors:
-        if match := re.match(r"stage(\d+)\.(\d+)\.", name):
-            found.setdefault(int(match[1]), set()).add(int(match[2]))
+    found = blocks_by_stage(tensors, r"stage(\d+)\.(\d+)\.")
     if sorted(found) != list(range(1, len(found) + 1)):
         raise Refused(
             f"the stages are {', '.join(f'stage{s}' for s in sorted(found))}, with one missing.",

@@ -15,8 +15,9 @@ from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.activation_setting import read_activation
 from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer, MetaFormerConfig
 from repaconv.backbones.shared_layers import Norm
-from repaconv.backbones.tensor_names import block_tensors, count_numbered, renamed_tensors, weight_of
+from repaconv.backbones.tensor_names import blocks_by_stage, count_numbered, renamed_tensors, weight_of
 from repaconv.checkpoints import Checkpoint, find_typed, require_sound
+from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection, FoldedPart, Reading
 from repaconv.method_api.fold_error import max_rel_error, relative_difference
@@ -103,7 +104,7 @@ class RIFormerReading(Reading):
 
 
 def _folded_block(reading: RIFormerReading, stage: int, name: str) -> FoldedPart:
-    trained = block_tensors(reading.tensors, f"{name}.")
+    trained = under_prefix(reading.tensors, f"{name}.")
     folded = {
         f"{part}.{kind}": value
         for part, affine in fold_block(trained).items()
@@ -175,10 +176,7 @@ def _official_names(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str
 
 def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """The sizes that the tensors' shapes show; `Reading.require_whole` later refuses tensors that do not fit."""
-    blocks: dict[int, set[int]] = {}
-    for name in tensors:
-        if match := re.match(r"network\.(\d+)\.(\d+)\.", name):
-            blocks.setdefault(int(match[1]), set()).add(int(match[2]))
+    blocks = blocks_by_stage(tensors, r"network\.(\d+)\.(\d+)\.")
     stages = sorted(blocks)
     if stages != list(range(0, 2 * len(stages), 2)):
         raise Refused(

@@ -1,7 +1,8 @@
-"""A thread pool that falls back to the calling thread where new threads are not safe."""
+"""CPUs of this process, and a thread pool that falls back to the calling thread where new threads are not safe."""
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -9,6 +10,11 @@ from typing import ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+
+
+def cpu_count() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def thread_pool(threads: int | None = None) -> Executor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -17,6 +16,7 @@ from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.core.temporary_folders import scratch_folder
+from repaconv.core.thread_pool import cpu_count
 from repaconv.engines.contract import Array, Engine, Feeds, GpuTimed, OnCard, Port, Session, SessionSpec
 from repaconv.engines.session_loading import load_session
 from repaconv.graph.graph_without_weights import refer_to_file, split_off_weights
@@ -309,10 +309,9 @@ def load_onnx(
             after every inference, since a comparison holds several sessions.
         as_written: Whether to turn off fusions.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     engine: Engine = plugins.load(plugins.ENGINES, "onnxruntime")
     lean = not (isinstance(model, Path) or timed)
-    spec = SessionSpec(threads=cores or 1, lean=lean, as_written=as_written)
+    spec = SessionSpec(threads=cpu_count(), lean=lean, as_written=as_written)
     if isinstance(model, Path | bytes):
         return load_session(engine, model, replace(spec, weights=weights))
     bare, weights = (model, weights) if weights else split_off_weights(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,6 +11,7 @@ from repaconv.core.errors import UsageProblem
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, sha256_of
 from repaconv.core.progress import Progress, silent
+from repaconv.core.thread_pool import cpu_count
 from repaconv.results import Throughput, ThroughputArtefact
 from repaconv.stages.bench.latency_measurement import MeasuredOutputs, Plan
 from repaconv.stages.bench.options import BenchOptions, ThroughputOptions
@@ -75,7 +75,7 @@ def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progre
         allow_unverified=options.allow_unverified,
     )
     tuned = resolve_bench_preset(bench, model).deployment
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = cpu_count()
     threads = options.threads or (tuned.threads if tuned else 1)
     streams = options.streams or (tuned.streams if tuned and tuned.streams > 1 else max(1, cores // threads))
     if streams * threads > cores:

@@ -122,6 +122,12 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next((entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAIN), 0)
 
 
+def dims_of(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...]:
+    """Return the dimensions of a tensor: numbers, or names of dynamic ones; None for one without a name."""
+    dims = value.type.tensor_type.shape.dim
+    return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims)
+
+
 def split_evenly(length: int, count: int) -> list[int] | None:
     """Return the lengths of a Split's parts by ``num_outputs``: ceil(length / count), with a smaller last one.
 

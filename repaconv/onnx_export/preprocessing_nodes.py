@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.onnx_files import NewNames
+from repaconv.graph.onnx_files import NewNames, dims_of
 from repaconv.results import Preprocessing
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def with_preprocessing(model: onnx.ModelProto, wanted: Preprocessing) -> onnx.Mo
     graph = whole.graph
     network = graph.input[0]
     pixels = names.value(INPUT if network.name != INPUT else "pixels")
-    batch, channels, height, width = _sizes(network)
+    batch, channels, height, width = dims_of(network)
     swapped = wanted.channel_order == "BGR" and channels == 3
     constants = {
         "mean": np.asarray(wanted.mean, dtype=np.float32),
@@ -77,13 +77,7 @@ def without_preprocessing(model: onnx.ModelProto) -> onnx.ModelProto:
     count = next(place for place, node in enumerate(graph.node, 1) if node.op_type == "Transpose")
     name = graph.node[count - 1].output[0]
     del graph.node[:count]
-    batch, height, width, channels = _sizes(graph.input[0])
+    batch, height, width, channels = dims_of(graph.input[0])
     shape = [batch, channels, height, width]
     graph.input[0].CopyFrom(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
     return bare
-
-
-def _sizes(value: onnx.ValueInfoProto) -> list[int | str | None]:
-    """The dimensions of a value: numbers, or names of dynamic ones; None for one without a name."""
-    dims = value.type.tensor_type.shape.dim
-    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]

@@ -13,6 +13,7 @@ from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large
 from repaconv.graph.input_sizes_from_weights import fix_sizes_from_weights
 from repaconv.graph.onnx_files import (
     clear_dynamic_sizes,
+    dims_of,
     external_files_of,
     opset_of,
     require_inside,
@@ -400,5 +401,4 @@ def _port(value: onnx.ValueInfoProto) -> Port:
     kind = value.type.tensor_type
     known = kind.elem_type and _has_known_type(value)
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)) if known else ""
-    dims = ((dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None) for dim in kind.shape.dim)
-    return Port(value.name, tuple(dims), dtype)
+    return Port(value.name, dims_of(value), dtype)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from repaconv.core.errors import first_line
 from repaconv.graph.input_sizes_from_weights import input_sizes_from_weights
 from repaconv.graph.onnx_files import subgraphs_of
-from repaconv.verification.random_inputs import NUMBERS, Draw, dims_of, draws
+from repaconv.verification.random_inputs import NUMBERS, Draw, draws, named_dims_of
 
 if TYPE_CHECKING:
     import onnx
@@ -433,7 +433,7 @@ def _inputs(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({
     import onnx
 
     distributions = draws(model, held)
-    sizes = input_sizes_from_weights(model, {value.name: dims_of(value) for value in model.graph.input})
+    sizes = input_sizes_from_weights(model, {value.name: named_dims_of(value) for value in model.graph.input})
     found = []
     for value in model.graph.input:
         if value.name not in distributions:
@@ -444,7 +444,7 @@ def _inputs(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({
             what = str(value.type.WhichOneof("value") or "value").removesuffix("_type") if dtype is None else dtype.name
             why = f"its input {value.name} is of type {what}, and no tensor of numbers or text"
             raise Unrunnable(why, drawable=False)
-        dims = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in dims_of(value))
+        dims = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in named_dims_of(value))
         found.append(Input(value.name, dims, dtype, distributions[value.name]))
     return found
 

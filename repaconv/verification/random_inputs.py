@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.graph.onnx_files import split_evenly
+from repaconv.graph.onnx_files import dims_of, split_evenly
 from repaconv.graph.operator_facts import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
@@ -400,12 +400,9 @@ def _fixed_value(numbers: Any, _sizes: Mapping[str, int], shape: tuple[int, ...]
     return np.resize(np.asarray(numbers, dtype), shape)
 
 
-def dims_of(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
+def named_dims_of(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
     """Return a tensor's dimensions; a dynamic one is given by its name, or as ``value[axis]`` without a name."""
-    dims = enumerate(value.type.tensor_type.shape.dim)
-    return tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}[{axis}]" for axis, dim in dims
-    )
+    return tuple(f"{value.name}[{axis}]" if dim is None else dim for axis, dim in enumerate(dims_of(value)))
 
 
 class _InputReader:
@@ -424,7 +421,7 @@ class _InputReader:
         self.shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
         declared = (value for value in (*values, *model.graph.output) if value.type.tensor_type.HasField("shape"))
         self.dims: dict[str, Dims] = {name: list(tensor.dims) for name, tensor in self.stored.items()}
-        self.dims |= {value.name: dims_of(value) for value in declared}
+        self.dims |= {value.name: named_dims_of(value) for value in declared}
 
     def draw(self, value: onnx.ValueInfoProto) -> Draw:
         """Return the most specific distribution that a reader of the input expects; for indices the smallest bound."""

@@ -10,7 +10,7 @@ from repaconv.core.errors import Refused, UsageProblem, first_line
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import read_artefact, sha256_of
 from repaconv.core.progress import Progress, silent
-from repaconv.graph.onnx_files import is_graph, read_graph, require_inside
+from repaconv.graph.onnx_files import dims_of, is_graph, read_graph, require_inside
 from repaconv.results import BenchArtefact, BundleArtefact, CollectArtefact, EstimateArtefact, ImageSize, Limits
 from repaconv.stages.bench.benchmark_inputs import image_shape
 from repaconv.stages.bench.benchmark_subjects import choose_subjects, fixed_batch_of
@@ -229,7 +229,7 @@ def _image_shapes(
             code="engine.inputs",
         )
     kind = inputs[0].type.tensor_type
-    has = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in kind.shape.dim)
+    has = dims_of(inputs[0])
     pixels = kind.elem_type == TensorProto.UINT8 and len(has) == 4
     channels, height, width = image_shape((has[0], has[3], *has[1:3]) if pixels else has, batch, size, path)
     images = (batch, channels, height, width)

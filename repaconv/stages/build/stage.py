@@ -29,7 +29,7 @@ from repaconv.stages.shared.preset_choice import ResolvedOptions, resolve_preset
 from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.stages.shared.unavailable_targets import remote_commands, why_not_here
 from repaconv.verification.model_runners import load_onnx
-from repaconv.verification.random_inputs import dims_of
+from repaconv.verification.random_inputs import named_dims_of
 from repaconv.verification.rounding import network_rounding
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def profile_shapes(
     named = [{"batch": count, **sides} if size else subject.free_sizes(count) for count in counts]
     found = {}
     for entry in model.graph.input:
-        dims = dims_of(entry)
+        dims = named_dims_of(entry)
         for name in (dim for dim in dims if isinstance(dim, str) and dim not in named[0]):
             raise Refused(
                 f"the usual size of the dynamic dimension {name} of the input {entry.name} is not known, so TensorRT "

@@ -129,7 +129,7 @@ def output_check(ours: Ours, scratch: Path) -> OutputCheck:
     """What `tune` compares outputs by, with random inputs."""
     graphs = _graphs(ours, scratch)
     baseline = next(start for start, _ in initial_trials(_runtimes(), _workload(ours), lossy=False, here=True))
-    return OutputCheck(graphs, graphs.arm(baseline, ()).start)
+    return OutputCheck(graphs, graphs.trial(baseline, ()).start)
 
 
 def _graphs(ours: Ours, scratch: Path, allowed: float | None = None) -> Candidates:
@@ -151,7 +151,7 @@ def _arms(ours: Ours, graphs: Candidates) -> list[Trial]:
     arms = []
     for each in initial_trials(_runtimes(), _workload(ours), lossy=True, here=True):
         with suppress(RepaconvError):
-            arms.append(graphs.arm(*each))
+            arms.append(graphs.trial(*each))
     return arms
 
 

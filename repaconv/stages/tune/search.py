@@ -164,7 +164,7 @@ Fp32Variants = Callable[[Trial], Sequence[Trial]]
 """The variants of a trial whose loss is too large: they keep more layers in FP32."""
 
 
-def _no_variants(_arm: Trial) -> Sequence[Trial]:
+def _no_variants(_trial: Trial) -> Sequence[Trial]:
     return ()
 
 
@@ -723,7 +723,7 @@ class Candidates:
         """A new evaluation of a precision in the network's task; None if it is evaluated by its class scores."""
         return None if self.choice is None else evaluation_by(self.choice, self.subject, precision)
 
-    def arm(self, start: Deployment, tries: Sequence[Any]) -> Trial:
+    def trial(self, start: Deployment, tries: Sequence[Any]) -> Trial:
         """A trial with its target's default preset.
 
         Raises:

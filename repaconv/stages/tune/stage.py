@@ -368,8 +368,8 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     )
     here = plan.measurer is None
     left: list[str] = []
-    arms = _trials(plan, graphs, left, here=here)
-    baseline = arms[0].start
+    trials = _trials(plan, graphs, left, here=here)
+    baseline = trials[0].start
     measuring = _measurement(plan, graphs, baseline)
     now = time.monotonic()
     journal = Journal(
@@ -380,8 +380,8 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     if plan.again:
         journal.forget()
 
-    def milder(arm: Trial) -> list[Trial]:
-        return graphs.mixed(arm) if journal.time_left() else []
+    def milder(trial: Trial) -> list[Trial]:
+        return graphs.mixed(trial) if journal.time_left() else []
 
     def work(way: Deployment) -> int:
         """MACs; when the time is over they are not counted, since counting takes a while for a large network."""
@@ -394,14 +394,14 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
         journal.cut = bool(too_slow)
         if why := too_slow or evaluation.same_predictions() or evaluation.few_results():
             left.append(f"lower precision: {why}")
-            arms = [trial for trial in arms if trial.start.precision == "fp32"]
+            trials = [trial for trial in trials if trial.start.precision == "fp32"]
     journal.macs = float(work(baseline))
     if isinstance(measuring, LocalMeasurement) and journal.time_left():
         measuring.time_baseline()
     if plan.options.exhaustive:
-        rows = search_exhaustively(arms, journal, evaluation.allows, plan.rounds, milder)
+        rows = search_exhaustively(trials, journal, evaluation.allows, plan.rounds, milder)
     else:
-        rows = search(arms, work, journal, evaluation.allows, plan.rounds, milder, _records(plan))
+        rows = search(trials, work, journal, evaluation.allows, plan.rounds, milder, _records(plan))
     rows = [row.model_copy(update={"memory_bytes": journal.memory(row.deployment)}) for row in rows]
     told, loss = final_rows([evaluation.completed_row(row, journal.left) for row in rows], evaluation, baseline)
     return _artefact(plan, told, loss, journal, left)
@@ -430,7 +430,7 @@ def _trials(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> 
             left.append(f"{start.precision}: {start.runtime} makes it of an FP32 model, and workers run models as sent")
             continue
         try:
-            found.append(graphs.arm(start, tries))
+            found.append(graphs.trial(start, tries))
         except (Refused, UsageProblem, EnvironmentProblem) as problem:
             if not found:
                 raise

@@ -44,15 +44,18 @@ def logits(path, **arguments):
     from repaconv.core import plugins
     from repaconv.sources.method_detection import read_again
     from repaconv.verification.input_batches import random_inputs
-    from repaconv.verification.model_runners import run_module
+    from repaconv.verification.model_runners import TorchRunner
 
     folded = rc.fold(path, force=True, **arguments)
     form, _ = read_again(folded, None)
     images = random_inputs((3, 32, 32), count=2, seed=0).images
     exact = {name: w for part in form.parts() for name, w in part.tensors.items()}
     backbone = plugins.load(plugins.BACKBONES, folded.backbone)
-    deploy = run_module(backbone.deploy(backbone.from_json(folded.config)), exact, images, double=True)
-    training = run_module(form.module(), form.tensors, images, double=True)
+    network = backbone.deploy(backbone.from_json(folded.config))
+    runners = (
+        TorchRunner(*each, double=True) for each in ((network.eval(), exact), (form.module().eval(), form.tensors))
+    )
+    deploy, training = (runner.run({"input": images})["output"] for runner in runners)
     assert abs(deploy - training).max() <= 1e-12 * abs(training).max()
     return deploy, folded
 

@@ -28,13 +28,15 @@ def read(name, settings=None, weights=None, **beside):
 
 def outputs(method, form):
     """Trained and folded, in float64, on the same images."""
-    from repaconv.verification.model_runners import run_module
+    from repaconv.verification.model_runners import TorchRunner
 
     images = torch.randn(2, 3, *form.config.image_size, generator=torch.Generator().manual_seed(0)).numpy()
     folded = {name: w for part in form.parts() for name, w in part.tensors.items()}
     deploy = plugins.load(plugins.BACKBONES, form.backbone).deploy(form.config)
-    trained = run_module(form.module(), form.tensors, images, double=True)
-    return torch.from_numpy(trained), torch.from_numpy(run_module(deploy, folded, images, double=True))
+    runners = (
+        TorchRunner(*each, double=True) for each in ((form.module().eval(), form.tensors), (deploy.eval(), folded))
+    )
+    return tuple(torch.from_numpy(runner.run({"input": images})["output"]) for runner in runners)
 
 
 @pytest.mark.parametrize("name", VITS)

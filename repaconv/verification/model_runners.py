@@ -277,15 +277,6 @@ class Images:
         return self._fixed_batch.run({self._input_name: images})[self._output_name]
 
 
-def run_module(
-    module: nn.Module, tensors: Mapping[str, Tensor], images: NDArray[np.float32], *, double: bool, at_once: int = 8
-) -> Array:
-    """Run all images through a module in eval mode, ``at_once`` at a time, and return the output [n, ...]."""
-    runner = TorchRunner(module.eval(), tensors, double=double)
-    pieces = (images[start : start + at_once] for start in range(0, len(images), at_once))
-    return np.concatenate([runner.run({"input": piece})["output"] for piece in pieces])
-
-
 LARGE_BYTES = 2**29
 """Bytes of weights from which a session that is not timed reads them from a file and keeps no prepacked copy."""
 

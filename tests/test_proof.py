@@ -17,8 +17,8 @@ import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.method_api.preprocessing import preprocessing_of
 from repaconv.method_api.settings import Knobs
-from repaconv.results import Preprocessing, Tolerance
-from repaconv.verification.comparison import Comparison, judge, not_verified
+from repaconv.results import Link, Preprocessing, Tolerance
+from repaconv.verification.comparison import Comparison, judge
 from repaconv.verification.comparison import joined as outputs_joined
 from repaconv.verification.image_files import prepared, read_image
 from repaconv.verification.input_batches import image_inputs, npz_inputs, random_inputs
@@ -697,7 +697,7 @@ def test_runners_say_nothing_of_nets_that_decide_nothing():
 
 def test_every_output_is_counted_where_several_become_one_link():
     def one(name, reason, note=""):
-        return not_verified("agreement", "a", f"b, output {name}", note, reason=reason)
+        return Link.concluded(reason, note=note, name="agreement", reference="a", candidate=f"b, output {name}")
 
     still = "constant_output"
     links = [one("y", "within_tolerance"), one("z", "within_tolerance"), one("v", still), one("w", still)]

@@ -896,7 +896,9 @@ def test_the_time_to_write_a_graph_is_known_though_counting_its_macs_has_written
     names = sorted(plugins.registered(plugins.REWRITES))
     graphs = candidates.Candidates(subject, names, None, tmp_path, lambda *_: None, clock=lambda: next(seconds))
     baseline = Deployment(target="x86-64", runtime="onnxruntime", rewrites=())
-    one, another = (baseline.model_copy(update={"rewrites": (name,)}) for name in graphs.trial(baseline, ()).rewrites[:2])
+    one, another = (
+        baseline.model_copy(update={"rewrites": (name,)}) for name in graphs.trial(baseline, ()).rewrites[:2]
+    )
     assert graphs.macs(one) > 0
     measuring = LocalMeasurement(graphs, OutputCheck(graphs, baseline), baseline, 1, 0, False)
     measuring._load(one, set())

@@ -85,13 +85,12 @@ def _kind(row: FoldStep | Change) -> object:
     return id(row) if isinstance(row, Change) else (re.sub(r"\d+", "#", row.module), row.folded)
 
 
-def fold_svg(places: Sequence[Place], title: str, more: str = "places") -> str:
+def fold_svg(places: Sequence[Place], title: str) -> str:
     """Draw the places in one column, as wide as a phone; empty if there are none.
 
     Args:
         places: The places from `places_of`; the first twelve are drawn.
         title: Name of the network.
-        more: Word for the places that are not drawn.
     """
     if not places:
         return ""
@@ -102,9 +101,9 @@ def fold_svg(places: Sequence[Place], title: str, more: str = "places") -> str:
     left = max(0, len(places) - MOST)
     if left:
         y += LINE
-        drawn.append(f'<text class="note" x="{EDGE}" y="{y}">and {left:,} more {more}, which save less</text>')
+        drawn.append(f'<text class="note" x="{EDGE}" y="{y}">and {left:,} more places, which save less</text>')
     described = " ".join(_sentence(place) for place in places[:MOST])
-    described += f" And {left:,} more {more}." if left else ""
+    described += f" And {left:,} more places." if left else ""
     head = f'viewBox="0 0 {WIDTH} {y + EDGE}" width="100%" role="img" aria-labelledby="fold-title fold-desc"'
     return "\n".join(
         [

@@ -6,17 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from repaconv.algebra.channel_maps import channel_vector
+from repaconv.algebra.channel_maps import Vector, channel_vector
 from repaconv.graph.nodes_and_constants import Array, attribute, constant, is_constant
 from repaconv.graph.operator_facts import ARITHMETIC, EPSILON
 from repaconv.graph.symbolic_shapes import rank_of, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-Vector = NDArray[np.float64]
 
 LAST, IMAGE = -1, 1
 """Position of the channel axis: last (tokens and rows), or second (images, four dimensions and more)."""

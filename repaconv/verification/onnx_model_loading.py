@@ -19,7 +19,7 @@ from repaconv.graph.onnx_files import (
     require_inside,
     shorten_default_domain,
 )
-from repaconv.graph.operator_facts import BFLOAT16, DEFAULT_DOMAIN, HALVES, OLDEST_OPSET
+from repaconv.graph.operator_facts import ARITHMETIC, BFLOAT16, DEFAULT_DOMAIN, HALVES, OLDEST_OPSET
 from repaconv.graph.random_operators import random_operators
 from repaconv.results import Change
 
@@ -33,11 +33,10 @@ TURNS = 1_000_000
 """Maximum number of iterations of a loop in a graph that is run."""
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "InstanceNormalization",
             "LayerNormalization", "GroupNormalization", "PRelu")  # fmt: skip
-"""Operators whose constants are weights. Others may read infinity on purpose: a mask, a limit."""
+"""Operators whose constants are weights; those of `ARITHMETIC` are if they are several numbers, and infinity may be a
+mask there. Others may read infinity on purpose: a mask, a limit."""
 FLOATS = (1, 10, 11, 16)
 """ONNX's float32, float16, float64 and bfloat16."""
-SUMS = ("Add", "Sub", "Mul", "Div")
-"""Operators whose constants are weights if they are several numbers; infinity may be a mask."""
 CONTROL = ("If", "Loop", "Scan")
 MIXED_TYPES = ("has inconsistent type", "elem type differs")
 """What ONNX's strict check says of values of two types where an operator takes one."""
@@ -174,7 +173,7 @@ def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
 
     weights = stored(model)
     for node in model.graph.node:
-        for name in node.input if node.op_type in (*WEIGHTED, *SUMS) and not node.domain else ():
+        for name in node.input if node.op_type in (*WEIGHTED, *ARITHMETIC) and not node.domain else ():
             weight = weights.pop(name, None)
             if weight is None or weight.data_type not in FLOATS:  # a Constant may have no tensor, but one number
                 continue
@@ -183,8 +182,8 @@ def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
             with np.errstate(all="ignore"):
                 if np.isfinite(numbers.sum(dtype=np.float64)):
                     continue  # a sum of finite float64 numbers may overflow
-            wrong = int((np.isnan(numbers) if node.op_type in SUMS else ~np.isfinite(numbers)).sum())
-            if wrong and (numbers.size > 1 or node.op_type not in SUMS):
+            wrong = int((np.isnan(numbers) if node.op_type in ARITHMETIC else ~np.isfinite(numbers)).sum())
+            if wrong and (numbers.size > 1 or node.op_type not in ARITHMETIC):
                 raise Refused(
                     f"{name}, a weight of {path}, has NaN or infinite values: {wrong} of {numbers.size}.",
                     hint="The training diverged or the file is damaged. Export an earlier checkpoint.",

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.graph.float64_rewriting import Weights, converted
+from repaconv.graph.operator_facts import ARITHMETIC
 from repaconv.verification.evaluated_graph import Evaluated, key_of
 from repaconv.verification.float64_graphs import Float64, wide, widened
 from repaconv.verification.model_runners import load_onnx
@@ -259,7 +260,6 @@ def _little_rows(moved: Array, right: Array) -> Array:
 
 # Operators whose constants are weights; those of others may be sizes, limits, places.
 _WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization", "LayerNormalization", "Gather")
-_SCALED = ("Add", "Sub", "Mul", "Div")
 
 
 class Jittered:
@@ -378,7 +378,7 @@ def _weights_of(model: onnx.ModelProto, anew: Collection[str]) -> Callable[[str,
 
     def is_weight(name: str, constant: onnx.TensorProto) -> bool:
         several = name in anew or int(np.prod(constant.dims)) > 1
-        return read.get(name) in _WEIGHTED or (several and read.get(name) in _SCALED)
+        return read.get(name) in _WEIGHTED or (several and read.get(name) in ARITHMETIC)
 
     return is_weight
 

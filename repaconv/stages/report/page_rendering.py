@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from repaconv.results import Artefact, HistoryEntry, Link, Report, RunsReport
-from repaconv.stages.report.tradeoff_plots import pareto_svg
+from repaconv.stages.report.tradeoff_plots import COLORS, pareto_svg
 
 
 def html(report: Report, pictures: Mapping[str, str]) -> str:
@@ -102,9 +102,6 @@ FILTERS: dict[str, Callable[..., str]] = {each.__name__: each for each in (saved
 FILTERS |= {name: form.format for name, form in FORMATS.items()}
 
 
-COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
-
-
 def history_svg(entries: Sequence[HistoryEntry]) -> str:
     """Plot the median milliseconds of every measurement in order; untrusted ones are hollow.
 
@@ -128,10 +125,10 @@ def history_svg(entries: Sequence[HistoryEntry]) -> str:
         )
     for n, way in enumerate(ways):
         alike = [(x, y, entry) for (x, y), entry in zip(points, entries, strict=True) if _configuration(entry) == way]
-        lines += _line(alike, COLOURS[n % len(COLOURS)])
+        lines += _line(alike, COLORS[n % len(COLORS)])
         if len(ways) > 1:
-            y, colour = 200 + line_height * n, COLOURS[n % len(COLOURS)]
-            lines.append(f'<text x="{left}" y="{y + 8}" fill="{colour}">{escape(way)}</text>')
+            y, color = 200 + line_height * n, COLORS[n % len(COLORS)]
+            lines.append(f'<text x="{left}" y="{y + 8}" fill="{color}">{escape(way)}</text>')
     ends = ((left, "start", entries[0].when), (width - 20, "end", entries[-1].when))
     for x, anchor, when in ends if len(entries) > 1 else ends[:1]:
         lines.append(
@@ -146,13 +143,13 @@ def _configuration(entry: HistoryEntry) -> str:
     return f"{entry.threads} threads, batch {entry.batch}{pixels}, {entry.machine}"
 
 
-def _line(alike: Sequence[tuple[float, float, HistoryEntry]], colour: str) -> list[str]:
+def _line(alike: Sequence[tuple[float, float, HistoryEntry]], color: str) -> list[str]:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in alike)
-    lines = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>']
+    lines = [f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>']
     for x, y, entry in alike:
-        fill = colour if entry.quality == "trusted" else "none"
+        fill = color if entry.quality == "trusted" else "none"
         told = escape(f"{entry.when}: {entry.p50_ms:.3f} ms, {entry.quality}; {_configuration(entry)}")
         lines.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}"><title>{told}</title></circle>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{color}"><title>{told}</title></circle>'
         )
     return lines

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from repaconv.results import Raced, ReportRow, Trade
 
 WIDTH, HEIGHT, LEFT, RIGHT, FLOOR, CEILING, LINE = 760, 320, 70, 640, 270, 20, 14
-COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
+COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
 
 
 class Point(NamedTuple):
@@ -63,7 +63,7 @@ def curve_svg(points: Sequence[Point], what: str) -> str:
         return LEFT + (RIGHT - LEFT) * across, FLOOR - (FLOOR - CEILING) * up
 
     series = list(dict.fromkeys(each.series for each in points))
-    colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(series)}
+    colors = {name: COLORS[n % len(COLORS)] for n, name in enumerate(series)}
     best, ticks = pareto(points), (0.0, 0.5, 1.0)
     box = f'viewBox="0 0 {WIDTH} {HEIGHT + LINE * len(series)}" font-family="sans-serif" font-size="11" role="img"'
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>{escape(what)} against speed</title>']
@@ -74,23 +74,23 @@ def curve_svg(points: Sequence[Point], what: str) -> str:
     joined = " ".join("{:.1f},{:.1f}".format(*at(each)) for each in best)
     lines.append(f'<polyline points="{joined}" fill="none" stroke="currentColor" opacity=".4"/>')
     for each in points:
-        lines += _drawn(each, *at(each), colours[each.series], named=each in best)
+        lines += _drawn(each, *at(each), colors[each.series], named=each in best)
     for n, name in enumerate(series):
         y = FLOOR + 40 + LINE * n
-        lines.append(f'<circle cx="{LEFT + 4}" cy="{y - 4}" r="4" fill="{colours[name]}"/>')
-        lines.append(f'<text x="{LEFT + 14}" y="{y}" fill="{colours[name]}">{escape(name)}</text>')
+        lines.append(f'<circle cx="{LEFT + 4}" cy="{y - 4}" r="4" fill="{colors[name]}"/>')
+        lines.append(f'<text x="{LEFT + 14}" y="{y}" fill="{colors[name]}">{escape(name)}</text>')
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _drawn(each: Point, x: float, y: float, colour: str, *, named: bool) -> list[str]:
+def _drawn(each: Point, x: float, y: float, color: str, *, named: bool) -> list[str]:
     speed = f"speedup {each.speed:.2f}" if each.sure else f"not conclusive (about {each.speed:.1f}x)"
     told = escape(f"{each.title}: {each.share:.1%}, {speed}")
-    fill = colour if each.solid and each.sure else "none"
-    lines = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}"><title>{told}</title></circle>']
+    fill = color if each.solid and each.sure else "none"
+    lines = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{color}"><title>{told}</title></circle>']
     if each.taken:
-        lines.append(f'<circle class="taken" cx="{x:.1f}" cy="{y:.1f}" r="8" fill="none" stroke="{colour}"/>')
+        lines.append(f'<circle class="taken" cx="{x:.1f}" cy="{y:.1f}" r="8" fill="none" stroke="{color}"/>')
     if named:
-        lines.append(f'<text x="{x + 8:.1f}" y="{y - 7:.1f}" fill="{colour}">{escape(each.title)}</text>')
+        lines.append(f'<text x="{x + 8:.1f}" y="{y - 7:.1f}" fill="{color}">{escape(each.title)}</text>')
     return lines
 
 
@@ -154,17 +154,17 @@ def pareto_svg(rows: Sequence[ReportRow]) -> str:
     ticks = (0.0, 0.5, 1.0)
     lines += axes([f"{last * part:.2f} ms" for part in ticks], [f"{low + (1 - low) * part:.1%}" for part in ticks])
     for n, each in enumerate(points):
-        colour, at = COLOURS[n % len(COLOURS)], y(each.accuracy)
+        color, at = COLORS[n % len(COLORS)], y(each.accuracy)
         if each.before_ms is not None:
             ends = f'x1="{x(each.before_ms):.1f}" x2="{x(each.ms):.1f}" y1="{at:.1f}" y2="{at:.1f}"'
-            lines.append(f'<line {ends} stroke="{colour}" stroke-dasharray="3 3"/>')
-            lines.append(f'<circle cx="{x(each.before_ms):.1f}" cy="{at:.1f}" r="5" fill="none" stroke="{colour}"/>')
+            lines.append(f'<line {ends} stroke="{color}" stroke-dasharray="3 3"/>')
+            lines.append(f'<circle cx="{x(each.before_ms):.1f}" cy="{at:.1f}" r="5" fill="none" stroke="{color}"/>')
         told = f"{each.title}: {each.accuracy:.1%}, {each.ms:.3f} ms{'' if each.sure else ', inconclusive'}"
-        dot = f'cx="{x(each.ms):.1f}" cy="{at:.1f}" r="5" fill="{colour}"{"" if each.sure else PALE}'
+        dot = f'cx="{x(each.ms):.1f}" cy="{at:.1f}" r="5" fill="{color}"{"" if each.sure else PALE}'
         lines.append(f"<circle {dot}><title>{escape(told)}</title></circle>")
         weight = "normal" if each.beaten(points) else "bold"
         place = f'x="{x(each.ms) + 8:.1f}" y="{at - 7:.1f}" font-weight="{weight}"'
-        lines.append(f'<text {place} fill="{colour}">{escape(each.title)}</text>')
+        lines.append(f'<text {place} fill="{color}">{escape(each.title)}</text>')
     return "\n".join([*lines, "</svg>", ""])
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from repaconv.graph.onnx_files import constants_of
 from repaconv.graph.operator_facts import ARITHMETIC, DEFAULT_DOMAIN, ROW_NORMS, UNARY
 
 if TYPE_CHECKING:
@@ -48,12 +49,7 @@ def input_sizes_from_weights(
         strict: Whether to return only sizes that are the only ones possible. Otherwise they are the likely ones: an
             added constant of several numbers also takes one number, and a Pad may pad channels.
     """
-    weights = {weight.name: tuple(weight.dims) for weight in model.graph.initializer}
-    weights |= {
-        node.output[0]: tuple(node.attribute[0].t.dims)
-        for node in model.graph.node
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t")
-    }
+    weights = {name: tuple(weight.dims) for name, weight in constants_of(model.graph).items()}
     known, found = {name: dims for name, dims in inputs.items() if dims}, dict[str, int]()
     for node in model.graph.node if known else ():
         if node.domain not in DEFAULT_DOMAIN or not node.input:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from repaconv.core.progress import only_errors
-from repaconv.graph.nodes_and_constants import is_read
+from repaconv.graph.nodes_and_constants import has_subgraphs, is_read
 from repaconv.graph.opset_upgrade import can_be_raised, raise_opset
 from repaconv.results import Change
 
@@ -147,12 +147,9 @@ def _has_more_to_remove(node: ir.Node) -> bool:
 
     onnx-ir's pass looks for them in the schema of every node, which takes half of its time.
     """
-    import onnx_ir as ir
-
     if (len(node.outputs) > 1 and node.op_type != "Split") or (node.inputs and node.inputs[-1] is None):
         return True
-    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return any(name == "training_mode" or entry.type in kinds for name, entry in node.attributes.items())
+    return "training_mode" in node.attributes or has_subgraphs(node)
 
 
 def _is_sorted(graph: ir.Graph) -> bool:
@@ -160,11 +157,9 @@ def _is_sorted(graph: ir.Graph) -> bool:
 
     The sort keeps the order of a sorted graph, and takes many times as long.
     """
-    import onnx_ir as ir
-
     seen: set[ir.Node] = set()
     for node in graph:
-        if any(entry.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for entry in node.attributes.values()):
+        if has_subgraphs(node):
             return False
         for value in node.inputs:
             producer = None if value is None else value.producer()

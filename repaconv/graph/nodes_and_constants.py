@@ -115,6 +115,14 @@ def attribute(node: ir.Node, name: str, default: Any) -> Any:
     return default if found is None else found.value
 
 
+def has_subgraphs(node: ir.Node) -> bool:
+    """Return whether a node has branches or a loop body."""
+    import onnx_ir as ir
+
+    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return any(entry.type in kinds for entry in node.attributes.values())
+
+
 def attributes_key(node: ir.Node) -> tuple[tuple[str, str], ...]:
     """Return a key that is equal for nodes with the same attributes."""
     return tuple(sorted((name, str(entry.value)) for name, entry in node.attributes.items()))

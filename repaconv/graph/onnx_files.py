@@ -122,6 +122,13 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next((entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAIN), 0)
 
 
+def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Return a graph's initializers and the tensors of its Constant nodes, by name."""
+    found = {weight.name: weight for weight in graph.initializer}
+    held = (node for node in graph.node if node.op_type == "Constant" and node.attribute)
+    return found | {node.output[0]: node.attribute[0].t for node in held if node.attribute[0].HasField("t")}
+
+
 def dims_of(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...]:
     """Return the dimensions of a tensor: numbers, or names of dynamic ones; None for one without a name."""
     dims = value.type.tensor_type.shape.dim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.graph.onnx_files import opset_of, subgraphs_of
+from repaconv.graph.onnx_files import constants_of, opset_of, subgraphs_of
 from repaconv.graph.operator_facts import OLDEST_OPSET, REDUCTIONS_OF_OPSET_18
 
 if TYPE_CHECKING:
@@ -72,10 +72,8 @@ def _set_resize_modes(graph: onnx.GraphProto) -> None:
     """
     from onnx import helper, numpy_helper
 
-    known = {weight.name: weight for weight in graph.initializer}
+    known = constants_of(graph)
     for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            known[node.output[0]] = node.attribute[0].t
         for inner in subgraphs_of(node):
             _set_resize_modes(inner)
         if node.op_type == "Resize":

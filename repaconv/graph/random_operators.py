@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from repaconv.graph.onnx_files import names_read, subgraphs_of
+from repaconv.graph.onnx_files import constants_of, names_read, subgraphs_of
 from repaconv.graph.operator_facts import DEFAULT_DOMAIN, RANDOM
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def _drops(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
 
     if node.op_type != "Dropout" or len(node.input) < 3:
         return False
-    known = {weight.name: weight for weight in model.graph.initializer}
-    known |= {each.output[0]: each.attribute[0].t for each in model.graph.node if each.op_type == "Constant"}
+    known = constants_of(model.graph)
     share, mode = known.get(node.input[1]), known.get(node.input[2])
     if mode is None or not numpy_helper.to_array(mode).all():
         return False

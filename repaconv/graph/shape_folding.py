@@ -22,7 +22,16 @@ from repaconv.graph.constant_if_inlining import inline_constant_ifs
 from repaconv.graph.index_selections import axes_of, selection_of, split_sizes
 from repaconv.graph.model_rewriting import clean, remove_unused
 from repaconv.graph.no_op_nodes import remove_no_ops
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read, is_read_once, made_by, only_reader
+from repaconv.graph.nodes_and_constants import (
+    Writer,
+    attribute,
+    constant,
+    has_subgraphs,
+    is_read,
+    is_read_once,
+    made_by,
+    only_reader,
+)
 from repaconv.graph.operator_facts import BROADCASTING, HALVES, QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.shape_inference import infer, infer_node
@@ -109,7 +118,6 @@ def _fold_constant(model: ir.Model, node: ir.Node, known: Integers, computed: di
 
 def _evaluated(node: ir.Node, opset: int, computed: dict[ir.Value, _Computed]) -> _Computed | None:
     """Evaluate a node with constant inputs; None if that fails or the output is much larger than the inputs."""
-    import onnx_ir as ir
 
     values = [value for value in node.inputs if value is not None]
     if not all(value in computed or (value.const_value is not None) for value in values):
@@ -117,7 +125,7 @@ def _evaluated(node: ir.Node, opset: int, computed: dict[ir.Value, _Computed]) -
     inputs = [computed.get(value) or _stored(value) for value in values]
     if node.domain or not values or node.op_type in (*RANDOM, *QUANTIZING) or _computed_otherwise(node, opset):
         return None
-    if any(entry.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for entry in node.attributes.values()):
+    if has_subgraphs(node):
         return None
     known = [one for one in inputs if one is not None]
     sources = {source: size for one in known for source, size in one.sources.items()}

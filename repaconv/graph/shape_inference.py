@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.nodes_and_constants import attribute, constant, input_at
+from repaconv.graph.nodes_and_constants import attribute, constant, has_subgraphs, input_at
 from repaconv.graph.shape_arithmetic import INTS, Integers, entries_of
 from repaconv.graph.symbolic_shapes import (
     Size,
@@ -128,9 +128,7 @@ def _infer(known: Integers, node: ir.Node, opset: int) -> None:
     """Run ONNX's shape inference on one node; unknown shapes keep what the file recorded."""
     import onnx_ir as ir
 
-    if node.domain or any(
-        entry.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for entry in node.attributes.values()
-    ):
+    if node.domain or has_subgraphs(node):
         return
     if any(value is not None and (value.shape is None or value.dtype is None) for value in node.inputs):
         return

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.graph.discrete_outputs import DECIDING
+from repaconv.graph.onnx_files import constants_of
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.model_runners import load_onnx, with_outputs
-from repaconv.verification.onnx_model_loading import stored
 
 if TYPE_CHECKING:
     import onnx
@@ -48,7 +48,7 @@ def cut_at_choices(before: Evaluated, after: Evaluated) -> tuple[Evaluated, Eval
 
 def _choices(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
     """The nodes that choose by a number that is computed, by their first output."""
-    constants = stored(model)
+    constants = constants_of(model.graph)
     return {
         node.output[0]: node
         for node in model.graph.node
@@ -66,7 +66,7 @@ def _cut(model: onnx.ModelProto, names: Collection[str], types: dict[str, np.dty
     import onnx
     from onnx import helper
 
-    cut, constants = onnx.ModelProto(), stored(model)
+    cut, constants = onnx.ModelProto(), constants_of(model.graph)
     cut.CopyFrom(model)
     nodes = [node for node in cut.graph.node if node.output[0] not in names]
     outputs = [output for output in cut.graph.output if output.name not in types]

@@ -29,7 +29,7 @@ import numpy as np
 from repaconv.core.errors import GateFailed, Refused, first_line
 from repaconv.engines.contract import Array, Feeds
 from repaconv.graph.float64_rewriting import DOUBLE, Weights, is_only_rounded
-from repaconv.graph.onnx_files import opset_of
+from repaconv.graph.onnx_files import constants_of, opset_of
 from repaconv.graph.operator_facts import OLDEST_OPSET
 from repaconv.results import Figures, Link, Tolerance
 from repaconv.verification.comparison import Channels, Comparison, PerNeighborhood, neighborhood, raised, run_both
@@ -38,7 +38,7 @@ from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import differing_operators
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.input_batches import arrays_to_save
-from repaconv.verification.onnx_model_loading import checker_says, stored
+from repaconv.verification.onnx_model_loading import checker_says
 from repaconv.verification.rounding import (
     ALGEBRA,
     ALGEBRAIC,
@@ -197,7 +197,7 @@ def _as_stored(source: Path, before: Evaluated, after: Evaluated) -> tuple[Link,
     """The same in half precision, to what that may do; none where nothing is, or where the runtime lacks it."""
     from repaconv.verification.probe_inputs import Unrunnable
 
-    kinds = {weight.data_type for weight in stored(before.model).values()}
+    kinds = {weight.data_type for weight in constants_of(before.model.graph).values()}
     name = next((HALVES[kind][0] for kind in HALVES if kind in kinds), "")
     if not name or not _loads(before):
         return ()
@@ -719,7 +719,7 @@ def _blurred(truth: Array, own: Array) -> Array:
 def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
     """The constants of half precision that went into others, by name, and how far a rounding moves those."""
     halves, left = (
-        {name: weight for name, weight in stored(model).items() if weight.data_type in HALVES}
+        {name: weight for name, weight in constants_of(model.graph).items() if weight.data_type in HALVES}
         for model in (before, after)
     )
     kept = {_numbers(weight) for weight in left.values()}
@@ -728,7 +728,7 @@ def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, 
 
 def _made(before: onnx.ModelProto, after: onnx.ModelProto) -> Collection[str]:
     """The constants that a fold computed and rounded, by name; a single number may be one."""
-    given, made = stored(before), stored(after)
+    given, made = constants_of(before.graph), constants_of(after.graph)
     return {
         name
         for name, weight in made.items()

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.engines.contract import Array, Feeds
+from repaconv.graph.onnx_files import constants_of
 from repaconv.graph.operator_facts import EPSILON
 from repaconv.verification.comparison import beside
 from repaconv.verification.model_runners import load_onnx, with_outputs
-from repaconv.verification.onnx_model_loading import stored
 from repaconv.verification.output_metrics import largest
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def small_values(model: onnx.ModelProto, calls: Sequence[Feeds]) -> list[str]:
     """
     from onnx import numpy_helper
 
-    constants = {name: numpy_helper.to_array(weight) for name, weight in stored(model).items()}
+    constants = {name: numpy_helper.to_array(weight) for name, weight in constants_of(model.graph).items()}
     sums = [node for node in model.graph.node if node.op_type in SUMS and not node.domain]
     made = {name for node in model.graph.node for name in node.output}
     read = {name for node in sums for name in (*node.input, node.output[0]) if name}

@@ -13,6 +13,7 @@ from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large
 from repaconv.graph.input_sizes_from_weights import fix_sizes_from_weights
 from repaconv.graph.onnx_files import (
     clear_dynamic_sizes,
+    constants_of,
     dims_of,
     external_files_of,
     opset_of,
@@ -171,7 +172,7 @@ def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
     import numpy as np
     from onnx import numpy_helper
 
-    weights = stored(model)
+    weights = constants_of(model.graph)
     for node in model.graph.node:
         for name in node.input if node.op_type in (*WEIGHTED, *ARITHMETIC) and not node.domain else ():
             weight = weights.pop(name, None)
@@ -220,13 +221,6 @@ def _require_repeatable(path: Path, model: onnx.ModelProto) -> None:
             "as an input.",
             code="onnx.random",
         )
-
-
-def stored(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """Return a graph's initializers and constants by name, as protobuf tensors."""
-    found = {weight.name: weight for weight in model.graph.initializer}
-    constants = (node for node in model.graph.node if node.op_type == "Constant" and node.attribute)
-    return found | {node.output[0]: node.attribute[0].t for node in constants}
 
 
 def in_single(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.graph.onnx_files import dims_of, split_evenly
+from repaconv.graph.onnx_files import constants_of, dims_of, split_evenly
 from repaconv.graph.operator_facts import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
@@ -409,12 +409,10 @@ class _InputReader:
     def __init__(self, model: onnx.ModelProto) -> None:
         from onnx import numpy_helper
 
-        self.stored = {weight.name: weight for weight in model.graph.initializer}
+        self.stored = constants_of(model.graph)
         self.to_array = numpy_helper.to_array
         self.uses: dict[str, list[tuple[Any, int]]] = {}
         for node in model.graph.node:
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
-                self.stored[node.output[0]] = node.attribute[0].t
             for place, name in enumerate(node.input):
                 self.uses.setdefault(name, []).append((node, place))
         values = (*model.graph.input, *model.graph.value_info)

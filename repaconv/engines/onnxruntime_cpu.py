@@ -31,7 +31,7 @@ from repaconv.engines.contract import (
     require_device,
 )
 from repaconv.engines.tunable_session_settings import parse_settings, require_one_stream
-from repaconv.graph.onnx_files import all_graphs, read_graph, require_inside, restore_names
+from repaconv.graph.onnx_files import all_graphs, attributes_of, read_graph, require_inside, restore_names
 
 if TYPE_CHECKING:
     import onnx
@@ -320,7 +320,7 @@ def unloadable(model: Deployable, error: Exception) -> Refused:
 
 def _types(model: Any) -> dict[str, int]:
     """Count the types of products in an optimized graph, whose custom operators ONNX cannot infer types for."""
-    from onnx import TensorProto, helper
+    from onnx import TensorProto
 
     names = {TensorProto.FLOAT: "FLOAT", TensorProto.FLOAT16: "HALF", TensorProto.BFLOAT16: "BF16"}
     low = (TensorProto.INT8, TensorProto.UINT8)
@@ -328,7 +328,7 @@ def _types(model: Any) -> dict[str, int]:
     kinds |= {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     found: Counter[str] = Counter()
     for node in model.graph.node:
-        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        attributes = attributes_of(node)
         inputs = [kinds[name] for name in node.input if kinds.get(name)]
         if any(name in node.op_type for name in COMPUTING):
             computed = "INT8" if any(kind in low for kind in inputs) else names.get(next(iter(inputs), 0), "UNKNOWN")

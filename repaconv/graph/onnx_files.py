@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.files import once_per_content
@@ -215,6 +215,13 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 def subgraphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     """Return the branches or the body of a node."""
     return [inner for entry in node.attribute for inner in (*([entry.g] if entry.HasField("g") else []), *entry.graphs)]
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the values of a node's attributes, by name."""
+    import onnx
+
+    return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
 
 
 def names_read(node: onnx.NodeProto) -> Iterator[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
-from repaconv.graph.onnx_files import NewNames, all_graphs, opset_of, split_evenly, subgraphs_of
+from repaconv.graph.onnx_files import NewNames, all_graphs, attributes_of, opset_of, split_evenly, subgraphs_of
 from repaconv.graph.operator_facts import DEFAULT_DOMAIN, EPSILON, OLDEST_OPSET, REDUCTIONS_OF_OPSET_18
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class _Lowering:
         """Change attributes and inputs of a node to those of the older opset."""
         from onnx import helper
 
-        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        attributes = attributes_of(node)
         if node.op_type in REDUCTIONS_OF_OPSET_18 and self.opset < 18 and len(node.input) > 1:
             self._axes(node)
         if node.op_type == "Split" and self.opset < 18 and "num_outputs" in attributes:
@@ -147,7 +147,7 @@ class _Lowering:
         while node.input and not node.input[-1]:  # left out
             node.input.pop()
         older, newer = (defs.get_schema(node.op_type, opset) for opset in (self.opset, max(self.given, self.opset)))
-        values = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        values = attributes_of(node)
         for name in newer.attributes.keys() - older.attributes.keys():
             default = newer.attributes[name].default_value
             by_default = helper.get_attribute_value(default) if default.name else None
@@ -189,9 +189,8 @@ class _Lowering:
 
     def _shape(self, node: onnx.NodeProto) -> None:
         """Write a Shape of some dimensions as a Slice of the whole shape."""
-        from onnx import helper
 
-        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        attributes = attributes_of(node)
         step = _Steps(self, node)
         ends = (self.whole(attributes.get("start", 0)), self.whole(attributes.get("end", 2**31)))
         step.done(step("Slice", step("Shape", node.input[0]), *ends))
@@ -203,9 +202,8 @@ class _Lowering:
 
     def _layer_norm(self, node: onnx.NodeProto) -> None:
         """Write (x - mean) / sqrt(var + eps), then scale and shift unless they are trivial."""
-        from onnx import helper
 
-        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        attributes = attributes_of(node)
         if attributes.get("axis", -1) != -1 or len(node.output) > 1:
             raise _no_older(node, self.opset)
         step = _Steps(self, node)
@@ -226,7 +224,6 @@ class _Lowering:
 
         Before opset 21, scale and shift were by group.
         """
-        from onnx import helper
 
         x, scale, shift = node.input
         rank = len(self.known.shapes.get(x, ()))
@@ -236,7 +233,7 @@ class _Lowering:
             return
         if not rank:
             raise _no_older(node, self.opset)
-        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        attributes = attributes_of(node)
         groups, step = attributes["num_groups"], _Steps(self, node)
         together = step("Reshape", x, self.whole(0, groups, -1))
         one, none = (step("Expand", step.number(value, x), self.whole(groups)) for value in (1.0, 0.0))
@@ -249,9 +246,8 @@ class _Lowering:
 
     def _gelu(self, node: onnx.NodeProto) -> None:
         """Write 0.5 x (1 + erf(x / sqrt 2)), or the tanh approximation."""
-        from onnx import helper
 
-        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        attributes = attributes_of(node)
         step, x = _Steps(self, node), node.input[0]
         if attributes.get("approximate", b"none") == b"tanh":
             cube = step("Mul", step("Mul", x, x), x)

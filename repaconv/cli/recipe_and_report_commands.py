@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -49,12 +50,9 @@ def run(
 
     An interrupted run resumes. The exit code is that of the worst check, as with `gate`.
     """
-    from repaconv.cli import text_and_json_output
     from repaconv.stages.recipe.run import run_by
 
-    with text_and_json_output.progress(quiet=quiet or format is Format.json) as progress:
-        done = run_by(options, recipe, progress=progress)
-    print_and_exit("run", format, done)
+    run_steps_and_exit("run", format, quiet, partial(run_by, options, recipe))
 
 
 @app.command(rich_help_panel=WORKFLOWS, epilog="Example: repaconv new-recipe ckpt.pth")
@@ -83,12 +81,9 @@ def deploy(
 
     The results are in one folder, with one verdict. Steps that are up to date are skipped.
     """
-    from repaconv.cli import text_and_json_output
     from repaconv.stages.deploy.stage import deploy_by
 
-    with text_and_json_output.progress(quiet=quiet or format is Format.json) as progress:
-        done = deploy_by(options, checkpoint, progress=progress)
-    print_and_exit("deploy", format, done)
+    run_steps_and_exit("deploy", format, quiet, partial(deploy_by, options, checkpoint))
 
 
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv compare repaconv-out/ckpt other.onnx --speed")
@@ -107,11 +102,13 @@ def compare(
     run_and_exit("compare", format, quiet, partial(compare_by, options, reference, candidate))
 
 
-def print_and_exit(command: str, format: Format, done: RecipeRun) -> None:
-    """Print the result of a recipe, and exit with its code."""
+def run_steps_and_exit(command: str, format: Format, quiet: bool, work: Callable[..., RecipeRun]) -> None:
+    """Run the steps of a recipe, print its result, and exit with its code."""
     from repaconv.cli import text_and_json_output
     from repaconv.cli.text_and_json_output import print_result
 
+    with text_and_json_output.progress(quiet=quiet or format is Format.json) as progress:
+        done = work(progress=progress)
     if format is Format.json:
         text_and_json_output.print_json(command, done.exit_code, text_and_json_output.plain_data(done))
     else:

@@ -62,18 +62,7 @@ class _Concurrency(NamedTuple):
 
 def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progress) -> tuple[Plan, _Concurrency]:
     """Resolve the options; streams and threads are those of a tuned preset, else one stream per core."""
-    bench = BenchOptions(
-        target=options.target,
-        precision=options.precision,
-        preset=options.preset,
-        against=options.against,
-        threads=options.threads,
-        batch=options.batch,
-        image_size=options.image_size,
-        rounds=options.rounds,
-        seed=options.seed,
-        allow_unverified=options.allow_unverified,
-    )
+    bench = BenchOptions(**{name: value for name, value in vars(options).items() if name not in ("streams", "out")})
     tuned = resolve_bench_preset(bench, model).deployment
     cores = cpu_count()
     threads = options.threads or (tuned.threads if tuned else 1)

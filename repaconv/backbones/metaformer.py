@@ -8,15 +8,15 @@ downsampling, ``norm``, ``head``. `PoolFormerSkeleton` is a PoolFormer around th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, stage_and_index, stage_depths
+from repaconv.backbones.registered_backbone import Backbone
 from repaconv.backbones.shared_layers import ActivationKind, ConvMlp, IdleConvMlp, Norm, NormKind, NormThenScale
 from repaconv.backbones.tensor_names import classes_of, weight_of
 from repaconv.backbones.vit_block_folding import norm_and_head
@@ -156,26 +156,8 @@ class MetaFormer(nn.Module):
         return out
 
 
-_CONFIG = TypeAdapter(MetaFormerConfig)
-
-
-class MetaFormerBackbone:
-    """The registered backbone: rebuilds the deploy form from ``fold.json``, without the method."""
-
-    name = "metaformer"
-    any_image_size = True  # no position embeddings
-
-    def to_json(self, config: MetaFormerConfig) -> dict[str, Any]:
-        """Convert the config to plain values."""
-        return asdict(config)
-
-    def from_json(self, plain: dict[str, Any]) -> MetaFormerConfig:
-        """Convert the values of `to_json` back to a config."""
-        return _CONFIG.validate_python(plain)
-
-    def image_size(self, config: MetaFormerConfig, preferred: tuple[int, int]) -> tuple[int, int]:
-        """The (height, width) to use: ``preferred``, as the network accepts any."""
-        return preferred
+class MetaFormerBackbone(Backbone):
+    """The registered backbone."""
 
     def takes(self, config: MetaFormerConfig, height: int, width: int) -> bool:
         """Whether images of this size leave at least one pixel for the last stage."""
@@ -183,13 +165,13 @@ class MetaFormerBackbone:
             height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
         return height > 0 and width > 0
 
-    def deploy(self, config: MetaFormerConfig) -> nn.Module:
-        """Build the deploy form, without weights."""
-        block = IdentityMixerBlock if config.pool is None else PoolBlock
-        return MetaFormer(config, block, final_affine=config.classes == 0).eval()
+
+def _deploy_form(config: MetaFormerConfig) -> nn.Module:
+    block = IdentityMixerBlock if config.pool is None else PoolBlock
+    return MetaFormer(config, block, final_affine=config.classes == 0)
 
 
-BACKBONE = MetaFormerBackbone()
+BACKBONE = MetaFormerBackbone("metaformer", MetaFormerConfig, _deploy_form, any_image_size=True)
 
 
 # PoolFormer around its FFNs. No tensor shows pooling, strides and paddings.

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn
+from repaconv.backbones.registered_backbone import Backbone
 from repaconv.backbones.shared_layers import ActivationKind, activation
 from repaconv.backbones.tensor_names import classes_of, weight_of
 from repaconv.backbones.vit_block_folding import linear_of, named_tensors, norm_and_head
@@ -136,37 +136,7 @@ class Mixer(nn.Module):
         return out
 
 
-_CONFIG = TypeAdapter(MixerConfig)
-
-
-class MixerBackbone:
-    """The registered backbone: rebuilds the deploy form from ``fold.json``, without the method."""
-
-    name = "mixer"
-    any_image_size = False
-
-    def to_json(self, config: MixerConfig) -> dict[str, Any]:
-        """Convert the config to plain values."""
-        return asdict(config)
-
-    def from_json(self, plain: dict[str, Any]) -> MixerConfig:
-        """Convert the values of `to_json` back to a config."""
-        return _CONFIG.validate_python(plain)
-
-    def image_size(self, config: MixerConfig, preferred: tuple[int, int]) -> tuple[int, int]:
-        """The (height, width) that the network requires."""
-        return config.image_size
-
-    def takes(self, config: MixerConfig, height: int, width: int) -> bool:
-        """Whether images have the size that the network requires."""
-        return (height, width) == config.image_size
-
-    def deploy(self, config: MixerConfig) -> nn.Module:
-        """Build the deploy form, without weights."""
-        return Mixer(config).eval()
-
-
-BACKBONE = MixerBackbone()
+BACKBONE = Backbone("mixer", MixerConfig, Mixer)
 
 
 # MLP-Mixer around its channel FFNs.

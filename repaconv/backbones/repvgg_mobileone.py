@@ -8,11 +8,12 @@ official deploy class loads it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from pydantic import TypeAdapter
 from torch import Tensor, nn
+
+from repaconv.backbones.registered_backbone import Backbone
 
 Layout = Literal["repvgg", "mobileone"]
 
@@ -173,34 +174,4 @@ class RepConv(nn.Module):
         return out
 
 
-_CONFIG = TypeAdapter(RepConvConfig)
-
-
-class RepConvBackbone:
-    """The registered backbone: rebuilds the deploy form from ``fold.json``, without the method."""
-
-    name = "repconv"
-    any_image_size = True  # no position embeddings
-
-    def to_json(self, config: RepConvConfig) -> dict[str, Any]:
-        """Convert the config to plain values."""
-        return asdict(config)
-
-    def from_json(self, plain: dict[str, Any]) -> RepConvConfig:
-        """Convert the values of `to_json` back to a config."""
-        return _CONFIG.validate_python(plain)
-
-    def image_size(self, config: RepConvConfig, preferred: tuple[int, int]) -> tuple[int, int]:
-        """The (height, width) to use: ``preferred``, as the network accepts any."""
-        return preferred
-
-    def takes(self, config: RepConvConfig, height: int, width: int) -> bool:
-        """Whether the network accepts this size: any, as its padded convolutions leave at least one pixel."""
-        return height > 0 and width > 0
-
-    def deploy(self, config: RepConvConfig) -> nn.Module:
-        """Build the deploy form, without weights."""
-        return RepConv(config).eval()
-
-
-BACKBONE = RepConvBackbone()
+BACKBONE = Backbone("repconv", RepConvConfig, RepConv, any_image_size=True)

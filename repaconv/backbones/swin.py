@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn, stage_and_index, stage_depths
+from repaconv.backbones.registered_backbone import Backbone
 from repaconv.backbones.shared_layers import ActivationKind
 from repaconv.backbones.tensor_names import classes_of, weight_of
 from repaconv.backbones.vit_block_folding import (
@@ -246,37 +246,15 @@ class Swin(nn.Module):
         return out
 
 
-_CONFIG = TypeAdapter(SwinConfig)
+class SwinBackbone(Backbone):
+    """The registered backbone, of square images."""
 
-
-class SwinBackbone:
-    """The registered backbone: rebuilds the deploy form from ``fold.json``, without the method."""
-
-    name = "swin"
-    any_image_size = False
-
-    def to_json(self, config: SwinConfig) -> dict[str, Any]:
-        """Convert the config to plain values."""
-        return asdict(config)
-
-    def from_json(self, plain: dict[str, Any]) -> SwinConfig:
-        """Convert the values of `to_json` back to a config."""
-        return _CONFIG.validate_python(plain)
-
-    def image_size(self, config: SwinConfig, preferred: tuple[int, int]) -> tuple[int, int]:
+    def image_size(self, config: SwinConfig, preferred: ImageSize) -> ImageSize:
         """The (height, width) that the network requires."""
         return config.image_size, config.image_size
 
-    def takes(self, config: SwinConfig, height: int, width: int) -> bool:
-        """Whether images have the size that the network requires."""
-        return height == width == config.image_size
 
-    def deploy(self, config: SwinConfig) -> nn.Module:
-        """Build the deploy form, without weights."""
-        return Swin(config).eval()
-
-
-BACKBONE = SwinBackbone()
+BACKBONE = SwinBackbone("swin", SwinConfig, Swin)
 
 
 # Swin around its FFNs. Shapes show windows and heads; the masks of shifted windows show the image size.

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
+from repaconv.backbones.registered_backbone import Backbone
 from repaconv.backbones.vit_inference_block import BlockSpec, deploy_block
 from repaconv.backbones.vit_layers import TokenBatchNorm
 
@@ -210,9 +210,6 @@ def _mean(x: Tensor, size: Tensor | None) -> Tensor:
     return x.mean(1, keepdim=True) if size is None else (x * size).sum(1, keepdim=True) / size.sum(1, keepdim=True)
 
 
-_CONFIG = TypeAdapter(ViTConfig)
-
-
 def _upgraded_merge(plain: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Convert the token merging of an older ``fold.json``, with ``distilled`` in place of ``prefix``."""
     if plain is None or "distilled" not in plain:
@@ -221,34 +218,16 @@ def _upgraded_merge(plain: Mapping[str, Any] | None) -> Mapping[str, Any] | None
     return {**rest, "prefix": 1 + plain["distilled"]}
 
 
-class ViTBackbone:
-    """The registered backbone: rebuilds the deploy form from ``fold.json``, without the method."""
-
-    name = "vit"
-    any_image_size = False
-
-    def to_json(self, config: ViTConfig) -> dict[str, Any]:
-        """Convert the config to plain values."""
-        return asdict(config)
+class ViTBackbone(Backbone):
+    """The registered backbone, which also reads the configurations of older runs."""
 
     def from_json(self, plain: dict[str, Any]) -> ViTConfig:
         """Convert the values of `to_json` back to a config; those of older runs have ``distilled`` for ``prefix``."""
         blocks = [{**block, "merge": _upgraded_merge(block.get("merge"))} for block in plain["blocks"]]
-        return _CONFIG.validate_python({**plain, "blocks": blocks})
-
-    def image_size(self, config: ViTConfig, preferred: tuple[int, int]) -> tuple[int, int]:
-        """The (height, width) that the network requires."""
-        return config.image_size
-
-    def takes(self, config: ViTConfig, height: int, width: int) -> bool:
-        """Whether images have the size of the position embeddings."""
-        return (height, width) == config.image_size
-
-    def deploy(self, config: ViTConfig) -> nn.Module:
-        """Build the deploy form, without weights."""
-        return ViT(config).eval()
+        found: ViTConfig = super().from_json({**plain, "blocks": blocks})
+        return found
 
 
-BACKBONE = ViTBackbone()
+BACKBONE = ViTBackbone("vit", ViTConfig, ViT)
 
 __all__ = ["BACKBONE", "ViT", "ViTConfig"]

@@ -143,14 +143,15 @@ def plain_vit():
     from dataclasses import replace
 
     from repaconv.backbones.vit import ViT
-    from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
+    from repaconv.backbones.vit_layers import MlpSpec
+    from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, PlainBlock
     from repaconv.backbones.vit_training_norms import NormTraits
 
     config = PYRA.published("tiny").deploy().config
     norm = NormTraits("layer", 1e-6)
     traits = BlockTraits(norm, norm, scale1=False, scale2=False)
     config = replace(config, blocks=tuple(replace(block, merge=None) for block in config.blocks))
-    model = ViT(config, lambda config, _: PlainBlock(config, PlainAttention(24, 3), PlainMlp(24, 96), traits))
+    model = ViT(config, lambda config, _: PlainBlock(config, PlainAttention(24, 3), MlpSpec(96).build(24), traits))
     model.load_state_dict(torch.load("p.pth", weights_only=True))
     for block in model.blocks:
         block.attn.num_heads = 3

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from repaconv.backbones.convolution_mixers import to_grid, to_tokens
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.backbones.vit_training_blocks import BlockTraits, PlainBlock, PlainMlp
+from repaconv.backbones.vit_layers import MlpSpec
+from repaconv.backbones.vit_training_blocks import BlockTraits, PlainBlock
 from repaconv.backbones.vit_training_norms import NormTraits
 from repaconv.methods.dwconv.token_mixer_reading import FORMAT
 
@@ -44,7 +45,7 @@ def block(sizes: ViTConfig, index: int) -> nn.Module:
     """One training block."""
     norm = NormTraits("layer", EPS)
     traits = BlockTraits(norm, norm, scale1=False, scale2=False)
-    return PlainBlock(sizes, GatedMixer(sizes.grid), PlainMlp(WIDTH, HIDDEN), traits)
+    return PlainBlock(sizes, GatedMixer(sizes.grid), MlpSpec(HIDDEN).build(WIDTH), traits)
 
 
 class GatedViT(ViT):

@@ -23,7 +23,7 @@ from torch import nn
 
 from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig
 from repaconv.backbones.vit_layers import AttentionSpec, LayerNormSpec, MlpSpec
-from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
+from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, PlainBlock
 from repaconv.backbones.vit_training_norms import NormTraits
 from repaconv.core.files import canonical_json
 
@@ -39,7 +39,7 @@ def build() -> ViT:
     traits = BlockTraits(norm, norm, scale1=False, scale2=False)
 
     def trained(sizes: ViTConfig, _index: int) -> nn.Module:
-        return PlainBlock(sizes, PlainAttention(WIDTH, HEADS), PlainMlp(WIDTH, 4 * WIDTH), traits)
+        return PlainBlock(sizes, PlainAttention(WIDTH, HEADS), MlpSpec(4 * WIDTH).build(WIDTH), traits)
 
     net = ViT(config, trained)
     for name, parameter in net.named_parameters():

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
-from repaconv.backbones.shared_layers import ActivationKind, activation
 from repaconv.backbones.vit import ViTConfig
 from repaconv.backbones.vit_layers import LayerScale
 from repaconv.backbones.vit_training_norms import Norms, NormTraits
@@ -72,19 +71,6 @@ class PlainAttention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v)
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
-        return out
-
-
-class PlainMlp(nn.Module):
-    """A plain feed-forward network, fc2(act(fc1(x)))."""
-
-    def __init__(self, width: int, hidden: int, act: ActivationKind = "GELU") -> None:
-        super().__init__()
-        self.fc1, self.act, self.fc2 = nn.Linear(width, hidden), activation(act), nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, N, d] -> [B, N, d]."""
-        out: Tensor = self.fc2(self.act(self.fc1(x)))
         return out
 
 

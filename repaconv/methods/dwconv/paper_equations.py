@@ -47,7 +47,7 @@ from repaconv.backbones.vit import ViTConfig
 from repaconv.backbones.vit_block_folding import fold_attention, folded_block, linear_of, named_tensors, score_scale
 from repaconv.backbones.vit_inference_block import BlockSpec, DeployBlock
 from repaconv.backbones.vit_layers import LayerNormSpec, MlpSpec, SwiGlu, SwiGluSpec
-from repaconv.backbones.vit_training_blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
+from repaconv.backbones.vit_training_blocks import BlockTraits, PlainBlock, scale_affine
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import FoldedPart
 from repaconv.method_api.fold_error import max_rel_error
@@ -295,7 +295,7 @@ class ConvBlock:
         if self.merged:
             return self.merged.build(config)
         width = config.width
-        mlp = SwiGlu(width, SwiGluSpec(self.hidden)) if self.swiglu else PlainMlp(width, self.hidden, self.act)
+        mlp = SwiGlu(width, SwiGluSpec(self.hidden)) if self.swiglu else MlpSpec(self.hidden, self.act).build(width)
         return PlainBlock(config, DropIn(width, config.grid, self.mixer), mlp, self.traits)
 
     def spec(self, bare: ViTConfig, *, last: bool) -> BlockSpec:

@@ -43,7 +43,7 @@ from repaconv.backbones.vit import ViTConfig
 from repaconv.backbones.vit_block_folding import folded_block, linear_of, named_tensors
 from repaconv.backbones.vit_inference_block import BlockSpec, DeployBlock
 from repaconv.backbones.vit_layers import AttentionSpec, MlpSpec
-from repaconv.backbones.vit_training_blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
+from repaconv.backbones.vit_training_blocks import BlockTraits, PlainBlock, scale_affine
 from repaconv.method_api.contract import FoldedPart
 
 # The network as trained.
@@ -111,7 +111,7 @@ class BranchMlp(nn.Module):
     def __init__(self, width: int, hidden: int, branches: int, join: Join, act: ActivationKind) -> None:
         super().__init__()
         self.join, self.act = join, activation(act)
-        self.branches = nn.ModuleList(PlainMlp(width, hidden, act) for _ in range(branches))
+        self.branches = nn.ModuleList(MlpSpec(hidden, act).build(width) for _ in range(branches))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, N, d] -> [B, N, d]."""

@@ -40,7 +40,7 @@ from repaconv.backbones.vit import ViTConfig
 from repaconv.backbones.vit_block_folding import fold_attention, fold_mlp, folded_block, named_tensors
 from repaconv.backbones.vit_inference_block import BlockSpec, deploy_block
 from repaconv.backbones.vit_layers import AttentionSpec, MlpSpec
-from repaconv.backbones.vit_training_blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
+from repaconv.backbones.vit_training_blocks import BlockTraits, PlainBlock, scale_affine
 from repaconv.method_api.contract import FoldedPart
 
 MERGED_TOLERANCE = dict.fromkeys(
@@ -77,7 +77,7 @@ class PyraBlock(PlainBlock):
 
     def __init__(self, config: ViTConfig, block: MergedBlock) -> None:
         attn = KeyedAttention(config.width, block.heads, qkv_bias=block.qkv_bias)
-        super().__init__(config, attn, PlainMlp(config.width, block.hidden, block.act), block.traits)
+        super().__init__(config, attn, MlpSpec(block.hidden, block.act).build(config.width), block.traits)
         self.r, self.modulated, self.prefix = block.r, block.modulated, config.prefix
         if block.modulated:
             self.pyra_a = nn.Parameter(torch.zeros(block.r, 1))

@@ -109,7 +109,6 @@ def _with_completion(name: str, hint: Any) -> Any:
 
 
 def _option(field: OptionField) -> Parameter:
-    """Return the Typer parameter of an option field."""
     definition = field.definition
     names = definition.option or (() if field.default is True else (field.option,))
     offered = completion_of(field.name)

@@ -231,7 +231,6 @@ def _has_rows_per_image(model: onnx.ModelProto, batch: Batch, calls: Sequence[tu
 
 
 def _row_count(out: Any) -> int | None:
-    """The number of rows of an output."""
     return len(out) if isinstance(out, np.ndarray) and out.ndim else None
 
 

@@ -284,7 +284,6 @@ def _weights(net: nn.Module) -> dict[str, Tensor]:
 
 
 def _duration(seconds: float) -> str:
-    """Return a duration as text."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

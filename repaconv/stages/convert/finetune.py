@@ -193,7 +193,6 @@ def _teacher(options: FinetuneOptions, parent: Checkpoint, original: Original) -
 
 
 def _hyperparameters(options: FinetuneOptions, course: TrainingPlan) -> TrainingSettings:
-    """Training hyperparameters."""
     from repaconv.conversion.finetuning.training_loop import TrainingSettings, has_bfloat16
 
     if options.precision not in ("auto", "fp32", "bf16"):

@@ -156,7 +156,6 @@ def _output_run(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_f
 
 
 def _replace_attention(plan: _Plan, progress: Progress) -> ConvertArtefact:
-    """Replace attention with convolution."""
     from repaconv.conversion import conversion_option_parsing
     from repaconv.conversion.attention_to_convolution import convert_attention, settings_for
     from repaconv.conversion.conversion_evaluation import Evaluation

@@ -192,7 +192,6 @@ def with_labels(
 def _of_coco(
     subject: Subject, given: Inputs, path: Path, files: Sequence[Path] | None, images: Path | None
 ) -> list[Any]:
-    """The objects of each image."""
     found = coco_images(path)
     if files is None or images is None or given.size is None:
         return [image.objects for image in found]
@@ -215,7 +214,6 @@ def _of_coco(
 def _of_masks(
     subject: Subject, given: Inputs, folder: Path, files: Sequence[Path] | None, images: Path | None
 ) -> list[Any]:
-    """The mask of each image."""
     masks = mask_files(folder)
     if files is None or images is None or given.size is None:
         return [np.asarray(read_mask(path)).astype(int) for path in masks]

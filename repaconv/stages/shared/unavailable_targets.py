@@ -138,5 +138,4 @@ def _exported(device: Target, options: BenchOptions, run: run_folder.Run) -> boo
 
 
 def _graph_precision(device: Target, options: BenchOptions) -> str:
-    """The precision of the graph file."""
     return "fp32" if runtime_lowers(device, options.precision) else options.precision

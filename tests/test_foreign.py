@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import small_graphs
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from test_build import RTX
 
@@ -67,6 +68,29 @@ def test_weights_beside_the_graph_that_are_cut_off_are_to_be_copied_again(tmp_pa
     with pytest.raises(Refused, match=r"weights of .* cannot be read") as refused:
         rc.fold(path)
     assert (refused.value.code, "copy m.data again" in refused.value.hint) == ("onnx.invalid", True)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        rc.fold,
+        rc.tune,
+        rc.estimate,
+        lambda path: rc.bench(path, rounds=2),
+        lambda path: rc.compare("whole.onnx", path, speed=True),
+    ],
+    ids=["fold", "tune", "estimate", "bench", "compare"],
+)
+def test_an_input_without_a_shape_is_named(stage):
+    nodes, weights = [("Conv", "x w", "y", {})], {"w": (4, 3, 3, 3)}
+    named = {"x": (TensorProto.FLOAT, ["n", 3, 8, 8])}, {"y": (TensorProto.FLOAT, ["n", 4, 6, 6])}
+    path = small_graphs.saved("whole.onnx", nodes, weights, *named)
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, "net.onnx")
+    with pytest.raises(Refused, match=r"net\.onnx .* its input x has no shape") as refused:
+        stage("net.onnx")
+    assert refused.value.code == "onnx.no-shape"
 
 
 @pytest.mark.parametrize(

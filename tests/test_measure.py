@@ -52,6 +52,7 @@ from repaconv.benchmark.paper_protocols import free_bytes, protocol_named
 from repaconv.benchmark.roofline import Limits
 from repaconv.benchmark.system_monitor import MachineChanges, PeakMemory, changes_between, cores_by_preference, state
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.core.thread_pool import cpu_quota, usable_cpus
 from repaconv.engines import onnxruntime_cpu
 from repaconv.engines.contract import GpuTimed, SessionSpec
 from repaconv.graph.onnx_files import flops_of
@@ -695,6 +696,19 @@ def test_caches_and_what_a_container_may_take(tmp_path):
     assert "cpus" not in limits(tmp_path)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("quota", "cpus"), [(100, 1), (50, 1), (-1, None), (9_999_999, None)])
+def test_no_more_cpus_are_used_than_a_container_may_use(tmp_path, version, quota, cpus):
+    if version == 2:
+        (tmp_path / "cpu.max").write_text(f"{'max' if quota < 0 else 1000 * quota} 100000\n")
+    else:
+        (tmp_path / "cpu").mkdir()
+        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota if quota < 0 else 1000 * quota}\n")
+        (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert usable_cpus(tmp_path) == (cpus or len(os.sched_getaffinity(0)))
+    assert cpu_quota(tmp_path / "none") is None
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process's peak")
 def test_memory_is_the_peak_beyond_what_was_there_before(tmp_path):
     held, mib = np.ones(64 << 17), 1 << 20  # 64 MiB that are there before
@@ -710,7 +724,7 @@ def test_throughput_is_of_streams_beside_one_stream_and_the_training_form(tiny, 
     rc.fold(tiny)
     rc.export()
     many = ("bench", "--objective", "throughput", "--rounds", "2", "--threads", "1")
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cpus()
     code, out, _ = repaconv(*many, "--batch", "2", "--format", "json")
     assert code == 5  # two rounds say nothing
     done = json.loads(out)["data"]

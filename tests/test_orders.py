@@ -17,7 +17,7 @@ from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.recipe.options import GateOptions
 from repaconv.stages.shared.common_checks import as_image_size, load_target
-from repaconv.stages.shared.option_definitions import by_name, options_of
+from repaconv.stages.shared.option_definitions import by_name, options_of, validated
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.verify.options import VerifyOptions
 
@@ -144,3 +144,28 @@ def test_in_python_a_stage_has_its_orders_fields_by_name(stage, order):
     needed = {each.name: "x" for each in options_of(order) if each.default is inspect.Parameter.empty}
     with pytest.raises(TypeError, match="nonsense"):
         stage("none", nonsense=1, **needed)
+
+
+@pytest.mark.parametrize(
+    ("stage", "given", "told"),
+    [
+        (rc.deploy, {"target": "x86-64", "rounds": 2}, "rounds=2: must be at least 10."),
+        (rc.bench, {"rounds": "many"}, "rounds='many': input should be a valid integer"),
+        (rc.fold, {"out": 3}, "out=3: input should be a valid string."),
+        (rc.fold, {"measure": "perhaps"}, "measure='perhaps': input should be a valid boolean"),
+        (rc.verify, {"rtol": {"onnx": "much"}}, "rtol={'onnx': 'much'}: input should be a valid number"),
+        (rc.export, {"image_size": (1, 2, 3)}, "image_size=(1, 2, 3): "),
+        (rc.export, {"keep_fp32": 3}, "keep_fp32=3: input should be a valid "),
+        (rc.tune, {"threads": 0}, "threads=0: must be at least 1."),
+    ],
+)
+def test_a_wrong_argument_in_python_is_refused_in_one_sentence(stage, given, told):
+    with pytest.raises(UsageProblem) as refused:
+        stage("net.pth", **given)
+    assert refused.value.message.startswith(told)
+    assert refused.value.hint.startswith(f"{told.partition('=')[0]}: ")
+
+
+def test_settings_in_python_may_be_numbers():
+    given = validated(FoldOptions, {"settings": {"num_heads": 3, "mean": (0.5, 1)}})
+    assert given.settings == {"num_heads": "3", "mean": "0.5,1"}

@@ -165,9 +165,9 @@ def test_a_failed_verdict_stops_and_is_recorded_when_overridden(tiny):
 def test_none_at_all_is_not_the_usual_number(tiny):
     rc.fold(tiny)
     for stage, name in ((rc.verify, "count"), (rc.export, "batch"), (rc.bench, "threads"), (rc.bench, "rounds")):
-        with pytest.raises(UsageProblem, match=f"{name} is 0"):
+        with pytest.raises(UsageProblem, match=f"{name}=0: must be at least 1|rounds=0: must be at least 2"):
             stage(**{name: 0})
-    with pytest.raises(UsageProblem, match="count is -1"):
+    with pytest.raises(UsageProblem, match="count=-1: must be at least 1"):
         rc.verify(images=".", count=-1)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextvars
 import fcntl
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 from functools import partial
+from importlib import resources
+from pathlib import Path
 from threading import Thread, get_ident
 
 import numpy as np
@@ -99,6 +102,8 @@ def command(at, *words, **environment):
     return done.returncode, done.stdout + done.stderr
 
 
+ASCII_ALONE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_CACHE_HOME": "/dev/null"}
+LOCALE = re.compile(r"\.read_text\(\)|\.write_text\([^,()]*\)|\bopen\(\"[wa]\"\)")
 SET = [f"--set={name}={value}" for name, value in kills.net("riformer").settings.items()]
 
 
@@ -115,11 +120,90 @@ def test_a_name_that_is_no_text_is_folded(tmp_path):
 def test_names_may_be_of_any_bytes_whatever_the_language(tmp_path, name):
     kills.STAGES["fold"][1](tmp_path)
     (tmp_path / "c.pth").rename(tmp_path / os.fsdecode(name))
-    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_CACHE_HOME": "/dev/null"}
-    code, said = command(tmp_path, "fold", os.fsdecode(name), "-o", "run", *SET, **ascii_alone)
+    code, said = command(tmp_path, "fold", os.fsdecode(name), "-o", "run", *SET, **ASCII_ALONE)
     assert (code, b"Traceback" in said) == (0, False), said
     kills.require_whole(tmp_path)
-    assert command(tmp_path, "verify", "run", "--count", "1", **ascii_alone)[0] == 0
+    assert command(tmp_path, "verify", "run", "--count", "1", **ASCII_ALONE)[0] == 0
+
+
+def names(at):
+    return {path.name for path in at.iterdir()}
+
+
+LONG = "a" * 300
+AT_THE_LIMIT = "b" * 250 + ".onnx"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", LONG],
+        ["fold", "net.onnx", "-o", f"new/{LONG}"],
+        ["fold", AT_THE_LIMIT],  # its folded model would have a longer name
+        ["new-recipe", "net.onnx", "-o", LONG],
+        ["bench", "net.onnx", "-o", f"{LONG}.json"],
+        ["tune", "net.onnx", "-o", f"{LONG}/x"],
+        ["sweep", LONG],
+        ["compare", "net.onnx", LONG],
+        ["report", LONG],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_name_that_is_too_long_is_said_to_be(tmp_path, repaconv, words):
+    for name in ("net.onnx", AT_THE_LIMIT):
+        (tmp_path / name).write_bytes(graphs.convolution().SerializeToString())
+    code, _, said = repaconv(*words)
+    assert (code, "a file or folder may have 255." in said) == (4, True), said
+    assert names(tmp_path) == {"net.onnx", AT_THE_LIMIT}
+
+
+def test_of_the_longest_names_files_are_written(tmp_path):
+    path = tmp_path / ("\u00fc" * 125 + ".json")
+    for text in ("once", "again"):
+        write_text(path, text)
+    assert path.read_text() == "again"
+    assert names(tmp_path) == {path.name}
+
+
+def test_what_is_made_of_a_name_that_is_no_text_has_a_name_that_is(tmp_path, repaconv):
+    name = os.fsdecode(b"n\xffet.onnx")
+    (tmp_path / name).write_bytes(graphs.convolution().SerializeToString())
+    code, _, said = repaconv("new-recipe", name)
+    assert (code, "a recipe is UTF-8" in said) == (4, True)
+    assert names(tmp_path) == {name}
+    rc.fold(tmp_path / name, out="run")
+    assert (tmp_path / "run" / r"n\xffet.folded.onnx").is_file()
+    (tmp_path / "net.onnx").write_bytes(graphs.convolution().SerializeToString())
+    matrix = tmp_path / os.fsdecode(b"m\xff.toml")
+    matrix.write_text('targets = ["none"]\nmodels = [{checkpoint = "net.onnx"}]\nprecisions = ["fp32"]\nbatches = [1]')
+    assert repaconv("sweep", matrix)[0] == 1
+    assert names(Path("repaconv-out")) == {"latest", r"sweep-m\xff"}
+
+
+@pytest.mark.slow
+def test_texts_are_utf8_whatever_the_language(tmp_path):
+    """All but file names, whose letters are those of the locale."""
+    (tmp_path / "net.onnx").write_bytes(graphs.convolution().SerializeToString())
+    recipe = 'checkpoint = "net.onnx"\n[reference]\nsource = "Gr\u00f6\u00dfe"\n[export]\ntarget = "own.toml"\n'
+    (tmp_path / "recipe.toml").write_text(recipe, encoding="utf-8")
+    target = resources.files("repaconv.engines.targets").joinpath("x86-64.toml").read_text("utf-8")
+    (tmp_path / "own.toml").write_text(f"# \u00fc\n{target}", encoding="utf-8")
+    matrix = (
+        "# \u00fc\ntargets: [own.toml]\nmodels: [{checkpoint: net.onnx}]\nprecisions: [fp32]\nbatches: [1]\nrounds: 2"
+    )
+    (tmp_path / "matrix.yaml").write_text(matrix, encoding="utf-8")
+    for words in (["run", "recipe.toml"], ["sweep", "matrix.yaml"], ["report", "repaconv-out/recipe"]):
+        code, said = command(tmp_path, *words, **ASCII_ALONE | {"XDG_CACHE_HOME": ".cache"})
+        assert code in (0, 5), said  # two rounds say nothing
+    (tmp_path / "other.toml").write_text('checkpoint = "\u00fc.onnx"', encoding="utf-8")
+    code, said = command(tmp_path, "run", "other.toml", **ASCII_ALONE)
+    assert (code, b"PYTHONUTF8=1" in said, b"Traceback" in said) == (4, True, False), said
+
+
+def test_no_text_is_read_or_written_in_the_encoding_of_the_locale():
+    package = Path(rc.__file__).parent
+    found = [path for path in package.rglob("*.py") if LOCALE.search(path.read_text("utf-8"))]
+    assert not found, "say encoding='utf-8'"
 
 
 def test_a_runtime_tells_nobody_what_it_opens(tmp_path):

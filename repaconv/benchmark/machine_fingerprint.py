@@ -13,6 +13,7 @@ from typing import Any
 
 from repaconv.benchmark.cpu_isa_level import isa_level
 from repaconv.benchmark.gpu_monitor import describe_gpu
+from repaconv.core.thread_pool import CONTROL_GROUP, cpu_quota
 
 PACKAGES = ("numpy", "onnx", "onnxruntime", "torch")
 
@@ -51,12 +52,11 @@ def caches(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, 
     return found
 
 
-def limits(group: Path = Path("/sys/fs/cgroup")) -> dict[str, str]:
+def limits(group: Path = CONTROL_GROUP) -> dict[str, str]:
     """Return the CPU and memory limits of a container; empty if there are none."""
     found = {}
-    quota = (_read(str(group / "cpu.max")) or "max").split()
-    if quota[0].isdigit() and len(quota) > 1:
-        found["cpus"] = f"{int(quota[0]) / int(quota[1]):g}"
+    if quota := cpu_quota(group):
+        found["cpus"] = f"{quota:g}"
     memory = _read(str(group / "memory.max")) or "max"
     if memory.isdigit():
         found["memory_gib"] = f"{int(memory) / 1024**3:.1f}"
@@ -155,6 +155,6 @@ def version_of(package: str) -> str | None:
 
 def _read(path: str) -> str | None:
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text("utf-8").strip()
     except OSError:
         return None

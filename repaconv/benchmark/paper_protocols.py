@@ -59,7 +59,7 @@ def protocol_named(name: str | None) -> PaperProtocol:
     if name is None:
         return PaperProtocol()
     table, _ = parse_toml(
-        files("repaconv.benchmark").joinpath("protocols.toml").read_text(), "protocols.toml", "protocol"
+        files("repaconv.benchmark").joinpath("protocols.toml").read_text("utf-8"), "protocols.toml", "protocol"
     )
     if name not in table:
         raise UsageProblem(f"unknown protocol {name!r}.", hint=f"Known: {', '.join(table)}.", code="protocol.unknown")
@@ -70,10 +70,10 @@ def free_bytes(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/f
     """Return the available memory of the machine, or of the container if that has less; 1 GiB if unknown."""
     free = []
     with suppress(OSError, StopIteration):
-        lines = meminfo.read_text().splitlines()
+        lines = meminfo.read_text("utf-8").splitlines()
         free.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
     with suppress(OSError, ValueError):  # without a limit it is "max"
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        cached = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+        limit, used = (int((group / f"memory.{name}").read_text("utf-8")) for name in ("max", "current"))
+        cached = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text("utf-8"), re.MULTILINE)
         free.append(max(0, limit - used + (int(cached[1]) if cached else 0)))
     return min(free, default=2**30)

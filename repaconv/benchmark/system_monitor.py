@@ -172,7 +172,7 @@ def _loop_ms() -> float:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text("utf-8").strip()
     except OSError:
         return ""
 
@@ -193,7 +193,7 @@ class PeakMemory:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
         with suppress(OSError):
-            process.joinpath("clear_refs").write_text("5")  # resets the peak to the current value
+            process.joinpath("clear_refs").write_text("5", "utf-8")  # resets the peak to the current value
             self._before = self._bytes("VmHWM")
             self._told = True
 
@@ -203,5 +203,5 @@ class PeakMemory:
 
     def _bytes(self, name: str) -> int:
         """Read a value in KiB from Linux's status file."""
-        lines = (self._process / "status").read_text().splitlines()
+        lines = (self._process / "status").read_text("utf-8").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024

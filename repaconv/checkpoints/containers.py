@@ -31,7 +31,7 @@ from repaconv.checkpoints.restricted_unpickler import StorageIds, StorageKind, s
 from repaconv.core import change_guard
 from repaconv.core.errors import Refused, RepaconvError, describe_exception
 from repaconv.core.files import require_valid_name
-from repaconv.core.thread_pool import thread_pool
+from repaconv.core.thread_pool import thread_pool, usable_cpus
 
 # --- Read the zip format of torch.save, ``<name>/data.pkl`` and ``<name>/data/<key>``, and verify its checksums.
 #
@@ -92,7 +92,7 @@ def _crcs(file: int, records: Collection[Record]) -> Iterator[int]:
     if sum(record.size for record in records) < WORTH_THREADS:
         yield from map(partial(_crc, file), records)
         return
-    with thread_pool(os.cpu_count()) as pool:
+    with thread_pool(usable_cpus()) as pool:
         yield from pool.map(partial(_crc, file), records)
 
 

@@ -24,6 +24,7 @@ from repaconv.stages.shared.option_definitions import (
     Options,
     options_of,
     refuse_without_effect,
+    require_valid_names,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def with_typer_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def called(**typed: Any) -> Any:
         set_verbose(typed.get("verbose", False))
+        require_valid_names(value for value in typed.values() if isinstance(value, Path))
         return command(**{name: _options_from(types[name], typed) if name in types else typed[name] for name in own})
 
     listed = sorted(options(), key=_panel)

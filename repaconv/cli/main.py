@@ -6,7 +6,9 @@ import gc
 import io
 import os
 import sys
+from errno import ENAMETOOLONG
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -123,13 +125,20 @@ def _root_cause(problem: RepaconvError) -> RepaconvError:
     return problem
 
 
-def _machine_error(problem: Exception) -> EnvironmentProblem:
+def _machine_error(problem: Exception) -> RepaconvError:
     """Return an error about the machine: no memory, or a failed system call.
 
     Raises:
         Exception: The problem itself if it is anything else: a defect, which needs its traceback.
     """
     if isinstance(problem, OSError):
+        if problem.errno == ENAMETOOLONG and problem.filename:
+            from repaconv.core.files import require_valid_name  # imports pydantic, which is too slow for --help
+
+            try:
+                require_valid_name(Path(os.fsdecode(problem.filename)))
+            except RepaconvError as refused:
+                return refused
         where = f"{problem.filename}: " if problem.filename else ""
         sentence = f"the operating system refused: {where}{problem.strerror or describe_exception(problem)}."
         return EnvironmentProblem(

@@ -219,7 +219,7 @@ def report(
         return stage(run[0] if run else None, format=format.value, out=out, paper=paper, progress=progress)
 
     def printed(done: Any) -> None:
-        sys.stdout.write(Path(done.output_files[0]).read_text())
+        sys.stdout.write(Path(done.output_files[0]).read_text("utf-8"))
 
     shown = printed if format is ReportFormat.markdown and out is None else None
     run_and_exit("report", Format.json if format is ReportFormat.json else Format.text, quiet, page, shown)

@@ -115,7 +115,7 @@ def _on_sigbus(number: int, info: int, _context: int) -> None:
 
 def _mapping(page: int) -> tuple[int, str]:
     """Return the end address of the mapping that contains a page, and its file."""
-    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
+    for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():
         bounds, *rest = line.split(maxsplit=5)
         start, _, end = bounds.partition("-")
         if int(start, 16) <= page < int(end, 16):

@@ -17,7 +17,9 @@ from repaconv.core.errors import EnvironmentProblem, UsageProblem
 from repaconv.core.files import (
     PART,
     SCRATCH,
+    is_unchanged,
     payload_of,
+    require_valid_name,
     sha256_of,
     sha256_of_bytes,
     stage_of,
@@ -41,7 +43,7 @@ def files_named_by(*artefacts: Path) -> dict[Path, set[str]]:
     for artefact in artefacts:
         if not stage_of(artefact):
             continue
-        for file, sha256 in _named_in(json.loads(artefact.read_text()), artefact.parent):
+        for file, sha256 in _named_in(json.loads(artefact.read_text("utf-8")), artefact.parent):
             found.setdefault(file, set()).add(sha256)
     return found
 
@@ -95,7 +97,7 @@ def _file_identity(path: Path) -> str:
 
 def _has_note(path: Path) -> bool:
     with suppress(OSError, UnicodeDecodeError):
-        return not path.is_symlink() and _note(path).read_text() == _file_identity(path)
+        return not path.is_symlink() and _note(path).read_text("utf-8") == _file_identity(path)
     return False
 
 
@@ -110,7 +112,10 @@ def require_replaceable(slot: Path, stage: str, *files: Path, known: Sequence[Pa
 
     Raises:
         UsageProblem: If a file was written by something else or changed; the message names it.
+        Refused: If one of them is no valid name for a file.
     """
+    for file in (slot, *files):
+        require_valid_name(file)
     named = files_named_by(slot, *known)
     taken = [slot] if os.path.lexists(slot) and stage_of(slot) != stage else []
     taken += [file for file in files if os.path.lexists(file) and not _unchanged(file, named)]
@@ -158,7 +163,7 @@ def remove_artifact(slot: Path, names_on: Path) -> tuple[Payload, ...]:
 
 def remove_written(files: Mapping[Path, str]) -> None:
     """Remove the files whose hash is still the given one."""
-    for file in (file for file, sha256 in files.items() if file.is_file() and sha256_of(file) == sha256):
+    for file in (file for file, sha256 in files.items() if is_unchanged(file, sha256)):
         file.unlink()
 
 

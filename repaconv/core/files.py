@@ -27,6 +27,8 @@ from repaconv.results import PREVIOUS, SCHEMA_VERSION, Payload, Record
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 AnyValue = TypeVar("AnyValue")
 
+LONGEST_NAME = 255
+"""Longest name of a file or folder in bytes, on nearly all file systems."""
 PART = ".repaconv-part"
 """Suffix of a file while it is being written."""
 SCRATCH = ".repaconv-work-"
@@ -68,17 +70,31 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def require_valid_name(path: Path) -> None:
-    """Refuse a path that is not a valid file name, whether or not the file exists.
+    """Refuse a path that cannot be a file's, e.g. because it is too long, whether or not the file exists.
 
     Raises:
         Refused: ``file.name``.
     """
     try:
         path.stat()
-    except (OSError, ValueError) as error:
-        if isinstance(error, ValueError) or error.errno == ENAMETOOLONG:
+    except UnicodeEncodeError as error:
+        raise Refused(
+            f"{path} has letters that file names have not in this locale, whose encoding is {error.encoding}.",
+            hint="Run the command again with PYTHONUTF8=1 in its environment.",
+            code="file.name",
+        ) from error
+    except ValueError as error:
+        raise Refused(
+            f"{path} is not a valid file name.", hint="Check the path for typing errors.", code="file.name"
+        ) from error
+    except OSError as error:
+        longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
+        if error.errno == ENAMETOOLONG or longest > LONGEST_NAME:  # of a folder that is missing, it is not found first
+            what = f"has a name of {longest} bytes" if longest > LONGEST_NAME else "is longer than a path may be"
             raise Refused(
-                f"{path} is not a valid file name.", hint="Check the path for typing errors.", code="file.name"
+                f"{path} {what}; a file or folder may have {LONGEST_NAME}.",
+                hint="Shorten it, or give a shorter one for what is written, with -o.",
+                code="file.name",
             ) from error
 
 
@@ -139,6 +155,11 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def is_unchanged(path: Path, sha256: str) -> bool:
+    """Return whether the file is there and has that SHA-256."""
+    return path.is_file() and sha256_of(path) == sha256
+
+
 def sha256_of_bytes(content: bytes) -> str:
     """Return the SHA-256 of bytes."""
     return hashlib.sha256(content).hexdigest()
@@ -161,14 +182,15 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
 
     Raises:
         EnvironmentProblem: If the folder cannot be written; ``path`` is then unchanged.
-        Refused: If an input file was truncated while it was being read.
+        Refused: If ``path`` cannot be a file's, or an input file was truncated while it was being read.
     """
+    require_valid_name(path)
     temporary, handle = None, None
     created = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_left(path)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=PART, dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=_prefix(path), suffix=PART, dir=path.parent)
         temporary = Path(name)
         _try_lock(handle)
         writer(temporary)
@@ -201,10 +223,12 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
 
     Raises:
         EnvironmentProblem: If another command has locked the folder, or it cannot be created.
+        Refused: If ``folder`` cannot be a folder's name.
     """
     if folder is None or folder.resolve() in _LOCKED_FOLDERS.get():
         yield
         return
+    require_valid_name(folder)
     created = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -244,9 +268,15 @@ def _try_lock(handle: int) -> bool:
     return True
 
 
+def _prefix(path: Path) -> str:
+    """How the names of a file's temporary files begin; the hash of its name in place of one that is too long for it."""
+    name = os.fsencode(path.name)
+    return f".{path.name if len(name) <= LONGEST_NAME // 2 else sha256_of_bytes(name)}."
+
+
 def _remove_left(path: Path) -> None:
     """Remove the temporary files that killed commands left next to this file. A running command locks its own."""
-    for left in path.parent.glob(f".{escape(path.name)}.*{PART}"):
+    for left in path.parent.glob(f"{escape(_prefix(path))}*{PART}"):
         with suppress(OSError), left.open("rb") as file:
             if _try_lock(file.fileno()):
                 left.unlink()

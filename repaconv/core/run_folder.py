@@ -19,7 +19,15 @@ from repaconv.core.file_replacement import (
     replace_artifact,
     require_replaceable,
 )
-from repaconv.core.files import is_utf8, parse_json, read_artefact, sha256_of, stage_of, write_text
+from repaconv.core.files import (
+    is_utf8,
+    parse_json,
+    read_artefact,
+    require_valid_name,
+    sha256_of,
+    stage_of,
+    write_text,
+)
 from repaconv.core.progress import LOGGER
 from repaconv.results import KINDS, Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
 
@@ -106,7 +114,7 @@ class Run:
 
     def _later(self, path: Path) -> bool:
         stage = stage_of(path)
-        variant = json.loads(path.read_text()).get("variant") if stage else None
+        variant = json.loads(path.read_text("utf-8")).get("variant") if stage else None
         places = {
             "verify": self.verify_json,
             "export": self.export_json(str(variant)),
@@ -160,7 +168,7 @@ def fold_of(run: Run) -> FoldArtefact:
     """
     kind = "method"  # files of earlier versions have no kind
     with suppress(OSError, ValueError, AttributeError):  # read_artefact raises the error for these
-        kind = str(parse_json(run.fold_json.read_text()).get("kind", kind))
+        kind = str(parse_json(run.fold_json.read_text("utf-8")).get("kind", kind))
     if kind not in KINDS:
         raise Refused(
             f"{run.fold_json} is the fold of a {kind!r}, which this version of repaconv does not know.",
@@ -173,6 +181,11 @@ def fold_of(run: Run) -> FoldArtefact:
 def utf8_name(source: Path) -> Path:
     """Return the name of a file for what is made of it. Libraries open no name but UTF-8: other bytes are ``\\xff``."""
     return Path(os.fsencode(source.name).decode(errors="backslashreplace"))
+
+
+def utf8_stem(source: Path) -> str:
+    """Return the `utf8_name` of a file without its suffix."""
+    return utf8_name(source).stem
 
 
 def default_folder(source: Path) -> Path:
@@ -219,6 +232,7 @@ def prepare_run(
         UsageProblem: If a file that the fold would replace was not written by repaconv, or was changed since.
     """
     run = Run(out if out is not None else default_folder(checkpoint))
+    require_valid_name(run.folder / payload)
     if not is_utf8(run.folder):
         raise Refused(
             f"the name {run.folder} is not UTF-8, so that libraries could not open what is in it.",
@@ -303,7 +317,7 @@ def set_newest(run: Run) -> None:
 
 def is_newest(run: Run) -> bool:
     """Return whether this is the newest run, which commands use if none is given."""
-    return LATEST.is_file() and (OUT / LATEST.read_text().strip()).resolve() == run.folder.resolve()
+    return LATEST.is_file() and (OUT / LATEST.read_text("utf-8").strip()).resolve() == run.folder.resolve()
 
 
 def run_of(files: Iterable[str | Path]) -> Run | None:
@@ -337,10 +351,12 @@ def find_run(given: Path | None) -> Run:
                 hint="Fold a checkpoint first: repaconv fold CKPT. Or give the run folder.",
                 code="run.none",
             )
-        given = OUT / LATEST.read_text().strip()
+        given = OUT / LATEST.read_text("utf-8").strip()
         LOGGER.info("newest run: %s", given)
-    elif not given.exists():
-        raise Refused(f"there is no file or folder {given}.", hint="Check its path.", code="run.missing")
+    else:
+        require_valid_name(given)
+        if not given.exists():
+            raise Refused(f"there is no file or folder {given}.", hint="Check its path.", code="run.missing")
     run = Run(given)
     if not run.fold_json.is_file():
         raise UsageProblem(

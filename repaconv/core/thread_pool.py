@@ -1,4 +1,4 @@
-"""CPUs of this process, and a thread pool that falls back to the calling thread where new threads are not safe."""
+"""How many CPUs this process may use, and a thread pool that does without threads where new ones are not safe."""
 
 from __future__ import annotations
 
@@ -6,15 +6,38 @@ import os
 import resource
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-def cpu_count() -> int:
-    """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Where Linux tells a container its limits."""
+
+
+def usable_cpus(group: Path = CONTROL_GROUP) -> int:
+    """Return how many CPUs this process may use: no more than its affinity and the quota of its container allow."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, int(cpu_quota(group) or allowed)))
+
+
+def cpu_quota(group: Path = CONTROL_GROUP) -> float | None:
+    """Return the CPU time per time that a container may use, e.g. 1.5 of ``docker run --cpus 1.5``; None if any.
+
+    It is in one file in version 2 of control groups, and in two in version 1.
+    """
+    try:
+        if (both := group / "cpu.max").is_file():
+            quota, period = both.read_text("utf-8").split()
+        else:
+            quota, period = (
+                (group / "cpu" / f"cpu.cfs_{name}_us").read_text("utf-8").strip() for name in ("quota", "period")
+            )
+    except (OSError, ValueError):
+        return None
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
 
 
 def thread_pool(threads: int | None = None) -> Executor:

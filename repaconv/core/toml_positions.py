@@ -51,7 +51,7 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], Positions]:
         UsageProblem: If it cannot be read or is not TOML.
     """
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageProblem(
             f"the {what} {path} cannot be read: {why_unreadable(error)}.",

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from repaconv.core.errors import Refused, first_line
-from repaconv.core.files import cache_folder, sha256_of, sha256_of_bytes, write_bytes
+from repaconv.core.files import cache_folder, is_unchanged, sha256_of_bytes, write_bytes
 from repaconv.engines.targets import Target
 from repaconv.results import BenchArtefact, Record
 from repaconv.stages.bench.options import BenchOptions
@@ -150,7 +150,7 @@ def with_model_names(done: BenchArtefact, models: tuple[Model, ...]) -> BenchArt
 
 def _cached_model(model: Model, contents: Mapping[str, bytes]) -> Path:
     path = cache_folder("models") / f"{model.sha256}.onnx"
-    if not path.is_file() or sha256_of(path) != model.sha256:
+    if not is_unchanged(path, model.sha256):
         content = contents.get(model.sha256, b"")
         if sha256_of_bytes(content) != model.sha256:
             raise Refused(

@@ -136,7 +136,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             code="runtime.missing",
         ) from error
     try:
-        table = yaml.safe_load(path.read_text())
+        table = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageProblem(
             f"the matrix {path} cannot be read: {why_unreadable(error)}.",
@@ -195,7 +195,7 @@ def sweep_by(
         UsageProblem: If the matrix is invalid, or an output file exists that repaconv did not write.
     """
     path = Path(matrix)
-    folder = Path(out) if out else run_folder.OUT / f"sweep-{path.stem}"
+    folder = Path(out) if out else run_folder.OUT / f"sweep-{run_folder.utf8_stem(path)}"
     with lock_folder(folder):
         return _run_sweep(_Sweep(read_matrix(path), path.parent, folder, cluster), path, progress)
 

@@ -112,7 +112,7 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the parent ends this one
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):  # if memory runs out, the system should kill this process
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", "utf-8")
     line: Connection[Any, Any] = Connection(descriptor)
     with suppress(EOFError, ConnectionError):
         while True:

@@ -374,7 +374,7 @@ def profiled(
             raise unloadable(model, error) from error
         for _ in range(warmup_runs + runs):
             session.run(None, feeds)
-        events = json.loads(Path(session.end_profiling()).read_text())
+        events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
     kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
     kept = len(kernels) // (warmup_runs + runs) * runs
     graphs = [*all_graphs(optimised.graph)][::-1]  # branches and bodies after the graph itself

@@ -89,7 +89,7 @@ class OrtCudaSession(OrtSession):
             source = self._model if isinstance(self._model, bytes) else str(self._model)
             session = session_of(source, settings, self._providers)
             session.run(None, dict(feeds))
-            events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
+            events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text("utf-8"))
         return events
 
     def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:

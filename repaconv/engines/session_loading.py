@@ -59,7 +59,7 @@ def require_survived(engine: Engine, deployable: Deployable, spec: SessionSpec) 
     _loaded(records).add(key)
     with suppress(OSError):  # then it is tried again next time
         records.parent.mkdir(parents=True, exist_ok=True)
-        with records.open("a") as file:
+        with records.open("a", encoding="utf-8") as file:
             file.write(f"{key}\n")
 
 
@@ -83,14 +83,14 @@ def _records(name: str, version: str) -> Path:
 @cache
 def _loaded(records: Path) -> set[str]:
     with suppress(OSError, ValueError):
-        return set(records.read_text().split())
+        return set(records.read_text("utf-8").split())
     return set()
 
 
 @cache
 def _cpu() -> str:
     with suppress(OSError):
-        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        first = Path("/proc/cpuinfo").read_text("utf-8").partition("\n\n")[0].splitlines()
         return hashlib.sha256("\n".join(line for line in first if line.startswith(CPU)).encode()).hexdigest()
     return ""
 

@@ -205,7 +205,7 @@ def _lora_config(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
         return record, "the file"
     config_path = checkpoint.path.parent / "adapter_config.json"
     try:
-        found = json.loads(config_path.read_text())
+        found = json.loads(config_path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}, ""
     return (found, config_path.name) if isinstance(found, dict) else ({}, "")

@@ -138,7 +138,7 @@ def of_processor(folder: Path, own: ImageSize | None = None) -> Told:
     """
     for name in PROCESSORS:
         try:
-            said = json.loads((folder / name).read_text())
+            said = json.loads((folder / name).read_text("utf-8"))
         except (OSError, ValueError):
             continue
         if isinstance(said, dict) and isinstance(held := said.get("image_processor", said), dict):

@@ -28,7 +28,7 @@ def coco_images(path: Path) -> list[CocoImage]:
         Refused: It is none.
     """
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text("utf-8"))
         numbers = [each["id"] for each in found["categories"]]
         if len(set(numbers)) < len(numbers):
             raise ValueError("two categories have one id")

@@ -16,7 +16,7 @@ from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.core.temporary_folders import scratch_folder
-from repaconv.core.thread_pool import cpu_count
+from repaconv.core.thread_pool import usable_cpus
 from repaconv.engines.contract import Array, Engine, Feeds, GpuTimed, OnCard, Port, Session, SessionSpec
 from repaconv.engines.session_loading import load_session
 from repaconv.graph.graph_without_weights import refer_to_file, split_off_weights
@@ -302,7 +302,7 @@ def load_onnx(
     """
     engine: Engine = plugins.load(plugins.ENGINES, "onnxruntime")
     lean = not (isinstance(model, Path) or timed)
-    spec = SessionSpec(threads=cpu_count(), lean=lean, as_written=as_written)
+    spec = SessionSpec(threads=usable_cpus(), lean=lean, as_written=as_written)
     if isinstance(model, Path | bytes):
         return load_session(engine, model, replace(spec, weights=weights))
     bare, weights = (model, weights) if weights else split_off_weights(model)

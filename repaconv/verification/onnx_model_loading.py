@@ -81,6 +81,7 @@ def loaded(path: Path) -> onnx.ModelProto:
             hint=f"They are damaged or incomplete: copy {', '.join(file.name for file in weights or [path])} again.",
             code="onnx.invalid",
         ) from error
+    require_input_shapes(path, model)
     try:
         shorten_default_domain(model)
         if model.functions:  # a call counts as one node, whatever it computes
@@ -102,6 +103,24 @@ def loaded(path: Path) -> onnx.ModelProto:
         require_unchanged(file, stamp)
     _require_runnable(path, model)
     return model
+
+
+def require_input_shapes(path: Path, model: onnx.ModelProto) -> None:
+    """Refuse a graph with an input without a shape, which ONNX requires: not even its number of axes is known.
+
+    Raises:
+        Refused: ``onnx.no-shape``.
+    """
+    weights = {weight.name for weight in model.graph.initializer}
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        if value.name not in weights and value.type.HasField("tensor_type") and not kind.HasField("shape"):
+            raise Refused(
+                f"{path} is not valid ONNX: its input {value.name} has no shape, not even a number of axes.",
+                hint="Export it again with a shape for each input; sizes that vary may be names, e.g. [batch, 3, 224, "
+                "224].",
+                code="onnx.no-shape",
+            )
 
 
 def _uncomputed_input(model: onnx.ModelProto) -> str:

@@ -82,7 +82,7 @@ def run(bundle, content, board, out):
         "engine": board.engine_facts(),
         "files": {name: sha256(os.path.join(work, name)) for name in names},
     }
-    with open(os.path.join(work, "result.json"), "w") as file:
+    with open(os.path.join(work, "result.json"), "w", encoding="utf-8") as file:
         json.dump(result, file, indent=2, sort_keys=True)
     pack(work, names + ["result.json"], out)
     print("wrote " + out)
@@ -182,7 +182,7 @@ class Board:
         images = []
         for call in range(self.bundle["calls"]):
             expected = array.array("f", stored("output_%d_%d" % (call, number))[1])
-            with open(os.path.join(self.work, "output_%d.json" % call)) as file:
+            with open(os.path.join(self.work, "output_%d.json" % call), encoding="utf-8") as file:
                 found = {row["name"]: row["values"] for row in json.load(file)}
             values = [float(value) for value in found.get(self.bundle["outputs"][number]["name"], [])]
             if len(values) != len(expected) or any(value != value for value in values):

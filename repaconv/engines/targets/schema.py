@@ -174,7 +174,7 @@ class Target(Record):
 
 def packaged(name: str) -> Target:
     """Load a target of this package by the name of its file."""
-    return parse(files("repaconv.engines.targets").joinpath(f"{name}.toml").read_text(), f"{name}.toml")
+    return parse(files("repaconv.engines.targets").joinpath(f"{name}.toml").read_text("utf-8"), f"{name}.toml")
 
 
 def from_file(path: Path) -> Target:

@@ -138,6 +138,7 @@ def _random_inputs(path: Path, session: Session, seed: int) -> list[Batch]:
     """
     import onnx
 
+    from repaconv.verification.onnx_model_loading import require_input_shapes
     from repaconv.verification.probe_inputs import Unrunnable, probes
 
     if path.suffix != ".onnx":
@@ -147,8 +148,9 @@ def _random_inputs(path: Path, session: Session, seed: int) -> list[Batch]:
             hint="Measure the graph that it was built from, or its run folder.",
             code="bench.shape",
         )
+    require_input_shapes(path, model := onnx.load(path))
     try:
-        found = probes(model := onnx.load(path), session.run)
+        found = probes(model, session.run)
     except Unrunnable as error:
         raise UsageProblem(
             f"{path} does not run on random inputs: {error}.", hint="Fold it, and measure the run.", code="bench.shape"

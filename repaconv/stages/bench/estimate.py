@@ -15,12 +15,13 @@ from repaconv.results import BenchArtefact, BundleArtefact, CollectArtefact, Est
 from repaconv.stages.bench.benchmark_inputs import image_shape
 from repaconv.stages.bench.benchmark_subjects import choose_subjects, fixed_batch_of
 from repaconv.stages.bench.options import EstimateOptions
-from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
+from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, with_files
 from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers, takes_networks
 from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.model_opening import precision_of
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.unavailable_targets import why_not_here
+from repaconv.verification.onnx_model_loading import require_input_shapes
 
 if TYPE_CHECKING:
     import onnx
@@ -150,14 +151,14 @@ class _Graph(NamedTuple):
 def _plan(options: EstimateOptions, model: str | Path | None) -> _Plan:
     """Check everything that may be refused, except for missing peak figures."""
     device = load_target(options.target)
-    threads = at_least_one("threads", options.threads, device.bench.threads)
-    at_least_one("batch", options.batch, 1)
+    threads = options.threads or device.bench.threads
     run = None if model is not None and Path(model).is_file() else run_folder.find_run(Path(model) if model else None)
     taken = _graph_of_run(run, device, options) if run else _bare_graph(Path(model or ""), options)
     place = Path(options.out) if options.out else run.bench_json(f"{taken.variant}.estimate") if run else None
     if place:
         require_replaceable(place, "estimate")
     graph = read_graph(taken.path)
+    require_input_shapes(taken.path, graph)
     batch = options.batch or fixed_batch_of(graph) or device.bench.batch
     images, shape = _image_shapes(graph, batch, as_image_size(options.image_size) or taken.size, taken.path)
     return _Plan(

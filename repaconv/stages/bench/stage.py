@@ -23,7 +23,7 @@ from repaconv.stages.bench.latency_measurement import (
     measure_models,
 )
 from repaconv.stages.bench.options import BenchOptions
-from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
+from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, with_files
 from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers, takes_networks
 from repaconv.stages.shared.model_opening import compare_outputs
 from repaconv.stages.shared.option_definitions import by_name
@@ -84,9 +84,8 @@ def plan_bench(options: BenchOptions, model: str | Path | None, device: Target |
     options = given.options
     device = device or load_target(options.target)
     named = protocol_named(options.protocol)
-    threads = at_least_one("threads", options.threads, named.threads or given.threads(device))
-    rounds = at_least_one("rounds", options.rounds, named.rounds or device.bench.rounds)
-    at_least_one("batch", options.batch, 1)
+    threads = options.threads or named.threads or given.threads(device)
+    rounds = options.rounds or named.rounds or device.bench.rounds
     run = _run_of(options, model, device)
     lowering = options.precision if runtime_lowers(device, options.precision) else None
     asked = as_image_size(options.image_size)

@@ -11,7 +11,7 @@ from repaconv.core.errors import UsageProblem
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, sha256_of
 from repaconv.core.progress import Progress, silent
-from repaconv.core.thread_pool import cpu_count
+from repaconv.core.thread_pool import usable_cpus
 from repaconv.results import Throughput, ThroughputArtefact
 from repaconv.stages.bench.latency_measurement import MeasuredOutputs, Plan
 from repaconv.stages.bench.options import BenchOptions, ThroughputOptions
@@ -64,12 +64,12 @@ def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progre
     """Resolve the options; streams and threads are those of a tuned preset, else one stream per core."""
     bench = BenchOptions(**{name: value for name, value in vars(options).items() if name not in ("streams", "out")})
     tuned = resolve_bench_preset(bench, model).deployment
-    cores = cpu_count()
+    cores = usable_cpus()
     threads = options.threads or (tuned.threads if tuned else 1)
     streams = options.streams or (tuned.streams if tuned and tuned.streams > 1 else max(1, cores // threads))
     if streams * threads > cores:
         raise UsageProblem(
-            f"{streams} streams of {threads} threads are more than the {cores} cores of this machine.",
+            f"{streams} streams of {threads} threads are more than the {cores} CPUs that this process may use.",
             hint="Reduce --streams or --threads.",
             code="throughput.cores",
         )

@@ -59,7 +59,7 @@ class TimingCache(NamedTuple):
         if not path.is_file():
             return cls(path, None)
         pin = path.with_name(f"{path.name}.sha256")
-        if pin.is_file() and pin.read_text().strip() != sha256_of(path):
+        if pin.is_file() and pin.read_text("utf-8").strip() != sha256_of(path):
             raise Refused(
                 f"the timing cache {path} was changed after it was written: its hash differs.",
                 hint=f"Delete it and {pin.name}; the builder then measures again.",

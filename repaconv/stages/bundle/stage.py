@@ -22,7 +22,7 @@ from repaconv.results import BundleArtefact, ExportArtefact, FoldArtefact, Toler
 from repaconv.sources.source_model import Subject
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.bundle.options import BundleOptions
-from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
+from repaconv.stages.shared.common_checks import load_target, made_by, with_files
 from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
 from repaconv.stages.shared.exports_of_run import export_for, exports_of
 from repaconv.stages.shared.input_selection import choose_inputs, fill_batch, scores_output
@@ -261,7 +261,7 @@ def _only_precision(taken: run_folder.Run, folded: FoldArtefact, device: Target)
 def _batch(options: BundleOptions, exported: ExportArtefact, device: Target) -> int:
     """The batch size: the model's, or the target's if the model's is dynamic."""
     usual = device.bench.batch if exported.batch == "dynamic" else int(exported.batch)
-    batch = at_least_one("batch", options.batch, usual)
+    batch = options.batch or usual
     if exported.batch not in ("dynamic", batch):
         raise UsageProblem(
             f"the model has the fixed batch size {exported.batch}, but {batch} was requested.",

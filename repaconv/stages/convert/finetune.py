@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
-from repaconv.core.files import lock_folder, payload_of, read_artefact, sha256_of, stage_of
+from repaconv.core.files import is_unchanged, lock_folder, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ConvertArtefact, FinetuneArtefact
 from repaconv.stages.convert.image_and_option_checks import read_images
@@ -137,7 +137,7 @@ def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
 def _conversion_run(given: Path | None) -> run_folder.Run:
     """The folder of a conversion; the newest run by default."""
     if given is None and run_folder.LATEST.is_file():
-        given = run_folder.OUT / run_folder.LATEST.read_text().strip()
+        given = run_folder.OUT / run_folder.LATEST.read_text("utf-8").strip()
     if given is None or stage_of(run_folder.Run(given).convert_json) != "convert":
         raise UsageProblem(
             f"{'there is no run yet' if given is None else f'{given} is not a conversion: it has no convert.json'}.",
@@ -231,7 +231,11 @@ def _interrupted_training(plan: _Plan) -> FinetuneArtefact | None:
     )
     before = read_artefact(slot, FinetuneArtefact)
     kept = before.payload or before.other_files[0]
-    if plan.options.restart or _is_folded(plan.run, before) or not _is_there(plan.run.folder / kept.path, kept.sha256):
+    if (
+        plan.options.restart
+        or _is_folded(plan.run, before)
+        or not is_unchanged(plan.run.folder / kept.path, kept.sha256)
+    ):
         return None
     known = (plan.options.words(), plan.found.origin.sha256, plan.digest, made_by("torch"))
     same = (before.options, before.start.sha256, before.images_sha256, before.made_by) == known
@@ -248,10 +252,6 @@ def _interrupted_training(plan: _Plan) -> FinetuneArtefact | None:
             code="finetune.other",
         )
     return before
-
-
-def _is_there(path: Path, sha256: str) -> bool:
-    return path.is_file() and sha256_of(path) == sha256
 
 
 def _is_folded(run: run_folder.Run, trained: FinetuneArtefact) -> bool:

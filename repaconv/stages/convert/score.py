@@ -70,7 +70,7 @@ def _plan(options: ScoreOptions, checkpoint: Path) -> _Plan:
     found = read_checkpoint(checkpoint, options.weights)
     reading = read_plain(found, dict(options.settings or {}))
     given = read_images(options, reading)
-    usual = run_folder.OUT / f"{run_folder.utf8_name(checkpoint).stem}.score.json"
+    usual = run_folder.OUT / f"{run_folder.utf8_stem(checkpoint)}.score.json"
     path = Path(options.out) if options.out else usual
     drawing = path.with_suffix(".svg")
     require_replaceable(path, "score", drawing)

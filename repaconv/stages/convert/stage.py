@@ -133,7 +133,7 @@ def _plan(options: ConvertOptions, checkpoint: Path) -> _Plan:
 
 def _output_run(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_folder.Run:
     """The run folder, unless it contains files of something else; nothing is written yet."""
-    usual = run_folder.OUT / f"{run_folder.utf8_name(checkpoint).stem}-{options.method}"
+    usual = run_folder.OUT / f"{run_folder.utf8_stem(checkpoint)}-{options.method}"
     run = run_folder.Run(Path(options.out) if options.out else usual)
     if stage_of(run.convert_json) == "convert":
         before = read_artefact(run.convert_json, ConvertArtefact).parent

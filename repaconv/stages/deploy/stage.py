@@ -51,7 +51,7 @@ def deploy_by(options: DeployOptions, checkpoint: str | Path, *, progress: Progr
             hint=f"Supported: {', '.join(known)}.",
             code="deploy.precision",
         )
-    stem = run_folder.utf8_name(source).stem
+    stem = run_folder.utf8_stem(source)
     folder = Path(options.out) if options.out else run_folder.OUT / f"{stem}.{device.name}"
     recipe = _recipe(options, device, source, folder)
     path = Path(f"{stem}.deploy")

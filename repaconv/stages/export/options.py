@@ -69,7 +69,12 @@ class ExportOptions(Options):
     batch: Annotated[
         int | None,
         Option(
-            "Batch size: a fixed number, or dynamic.", metavar="dynamic|N", text=BATCH, usual="dynamic", panel=SHAPES
+            "Batch size: a fixed number, or dynamic.",
+            metavar="dynamic|N",
+            least=1,
+            text=BATCH,
+            usual="dynamic",
+            panel=SHAPES,
         ),
     ] = None
     image_size: Annotated[

@@ -25,7 +25,6 @@ from repaconv.sources.verified_onnx_export import Graph, write_graph
 from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.shared.common_checks import (
     as_image_size,
-    at_least_one,
     default_rewrites,
     load_target,
     made_by,
@@ -192,14 +191,13 @@ def _size(options: ExportOptions, subject: Subject) -> ImageSize | None:
 
 
 def _require_known(options: ExportOptions) -> None:
-    """Refuse unknown precisions and simplifiers, and a batch size below 1."""
+    """Refuse unknown precisions and simplifiers."""
     for what, named, known in (
         ("precision", options.precision, run_folder.PRECISIONS),
         ("simplifier", options.simplifier, ("auto", *TOOLS)),
     ):
         if named not in known:
             raise UsageProblem(f"there is no {what} {named!r}.", hint=f"Known: {', '.join(known)}.", code=what)
-    at_least_one("batch", options.batch, 1)
 
 
 def _fp32_patterns(options: ExportOptions) -> tuple[str, ...]:

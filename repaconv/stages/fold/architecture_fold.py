@@ -364,7 +364,7 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
     knobs = Knobs(options.settings or {})
     images, classes = _images(arch, network, path if path.is_dir() else None, knobs), asked_classes(knobs)
     knobs.done()
-    stem = path.name if path.is_dir() else path.stem
+    stem = run_folder.utf8_name(path).name if path.is_dir() else run_folder.utf8_stem(path)
     payload, data = f"{stem}{run_folder.FOLDED}", f"{stem}{EXPORTED}"
     out = Path(options.out) if options.out else run_folder.default_folder(path)
     run = run_folder.prepare_run(

@@ -109,7 +109,7 @@ def _plan(options: FoldOptions, source: Path) -> _Plan:
     require_pinned(source, options.sha256)
     model, out = loaded(source), Path(options.out) if options.out else None
     copied = out if out is not None and out.suffix == ".onnx" else None
-    sha256, payload = sha256_of(source), f"{source.stem}{run_folder.FOLDED}"
+    sha256, payload = sha256_of(source), f"{run_folder.utf8_stem(source)}{run_folder.FOLDED}"
     require_unchanged(source, stamp)
     _images_and_classes(options.settings or {}, _declared_size(model))
     run = run_folder.prepare_run(

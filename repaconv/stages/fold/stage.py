@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.core.files import require_valid_name
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph
 from repaconv.results import GraphFold, Known, MethodFold, NetworkFold
@@ -17,7 +16,7 @@ from repaconv.stages.fold.checkpoint_fold import fold_file
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.fetched_files import local_path
 from repaconv.stages.shared.file_hash_check import read_hashed
-from repaconv.stages.shared.option_definitions import options_of, renamed
+from repaconv.stages.shared.option_definitions import options_of, renamed, setting_text, validated
 from repaconv.tasks.recognition import task_named
 
 if TYPE_CHECKING:
@@ -76,13 +75,15 @@ def fold(
     arguments = renamed(arguments, FoldOptions)
     example = arguments.pop("example", None)
     known = {name: arguments.pop(name) for name in tuple(arguments) if name in _FILE_OPTIONS}
-    settings = {**(known.pop("settings", None) or {}), **{name: _as_text(value) for name, value in arguments.items()}}
+    settings = {
+        name: setting_text(value) for name, value in {**(known.pop("settings", None) or {}), **arguments}.items()
+    }
     if isinstance(checkpoint, (str, Path)) and example is not None:
         raise UsageProblem(
             "example is an input of a live module, and this is a file.", hint="Leave it out.", code="usage.live"
         )
     if isinstance(checkpoint, (str, Path)):
-        require_valid_name(Path(checkpoint))
+        validated(FoldOptions, {name: value for name, value in known.items() if name not in ("overrule", "progress")})
         checkpoint = local_path(checkpoint)
     if known.get("task"):
         task_named(known["task"])  # refuses an unknown one
@@ -170,8 +171,3 @@ def _fold_network(
 def _given_options(arguments: Mapping[str, Any], *names: str) -> str:
     """The options among these that were given, as they are typed on the command line."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in names if arguments.get(name))
-
-
-def _as_text(value: Any) -> str:
-    """A setting given in Python, as the command line would write it."""
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from repaconv.backbones.image_size_check import require_size
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, SettingNeeded
-from repaconv.core.files import sha256_of
+from repaconv.core.files import require_valid_name, sha256_of
 from repaconv.results import BlockCost, Change, Fact, FileInspection, FoldStep, Inspection
 from repaconv.sources import ultralytics_networks
 from repaconv.sources.architecture_recognition import known_networks
@@ -137,6 +137,7 @@ def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
         Refused: If there is no such file, an .onnx file is not an ONNX model, or its hash is not ``sha256``.
     """
     path = Path(file)
+    require_valid_name(path)
     if not path.is_file():
         raise Refused(f"there is no file {path}.", hint="Give a file.", code="inspect.missing")
     size, digest = path.stat().st_size, sha256_of(path)

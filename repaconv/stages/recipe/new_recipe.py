@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.core.files import sha256_of, write_text
+from repaconv.core.files import is_utf8, sha256_of, write_text
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph
 from repaconv.results import Claim, Fact, Inspection, NewRecipe
@@ -53,16 +54,20 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
         UsageProblem: If the recipe exists already.
     """
     source, address = local_path(checkpoint), address_of(checkpoint)
-    path = Path(out) if out else Path(f"{source.stem}.toml")
+    path = Path(out) if out else Path(f"{run_folder.utf8_stem(source)}.toml")
     if os.path.lexists(path):
         raise UsageProblem(
             f"{path} already exists.", hint="Give another path with -o, or move the file away.", code="recipe.exists"
         )
     if not source.exists():
         raise Refused(f"there is no file or folder {source}.", hint="Check its path.", code="checkpoint.missing")
+    place = address or Path(os.path.relpath(source.resolve(), path.parent.resolve())).as_posix()
+    if not is_utf8(Path(place)):
+        raise Refused(
+            f"a recipe is UTF-8, and cannot name {place}, which is not.", hint="Rename the file.", code="file.name"
+        )
     progress("inspect", 0, 0)
     seen = None if is_graph(source) or source.is_dir() else inspect(source)
-    place = address or Path(os.path.relpath(source.resolve(), path.parent.resolve())).as_posix()
     lines = [*_head(source, seen, place), *(_settings(seen) if seen else ()), *_reference(seen)]
     write_text(path, "\n".join(lines) + "\n" + REST.format(name=path.name))
     return NewRecipe(

@@ -136,7 +136,7 @@ class LocatedRecipe(NamedTuple):
     @property
     def folder(self) -> Path:
         """The run folder."""
-        return self.place(self.recipe.out or str(run_folder.OUT / self.path.stem))
+        return self.place(self.recipe.out or str(run_folder.OUT / run_folder.utf8_stem(self.path)))
 
     @property
     def target(self) -> str:

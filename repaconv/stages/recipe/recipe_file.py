@@ -40,7 +40,15 @@ from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.convert.options import ConvertOptions
 from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.shared.common_options import Target, is_tune_result
-from repaconv.stages.shared.option_definitions import NoEffect, Option, OptionField, Options, deprecations, options_of
+from repaconv.stages.shared.option_definitions import (
+    NoEffect,
+    Option,
+    OptionField,
+    Options,
+    deprecations,
+    options_of,
+    setting_text,
+)
 from repaconv.stages.verify.options import VerifyOptions
 
 # Sections and keys
@@ -227,10 +235,7 @@ class Recipe(Record):
     @property
     def settings(self) -> dict[str, str]:
         """``[set]`` as the command line would give it."""
-        return {
-            name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            for name, value in self.set.items()
-        }
+        return {name: setting_text(value) for name, value in self.set.items()}
 
 
 FORMER = (Deprecation("form", "preset", removed_in="0.3.0"),)
@@ -540,5 +545,5 @@ def _description(section: str, key: str = "") -> str | None:
 
 def _line_hint(at: Position) -> str:
     """The text of the wrong line."""
-    lines = Path(at.file).read_text().splitlines() or [""]
+    lines = Path(at.file).read_text("utf-8").splitlines() or [""]
     return f"Mend that line: {lines[min(at.line, len(lines)) - 1].strip()}"

@@ -12,7 +12,7 @@ from repaconv.core import run_folder
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
 from repaconv.core.export_variants import dotted
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_page
-from repaconv.core.files import lock_folder, read_artefact, sha256_of, stage_of
+from repaconv.core.files import is_unchanged, lock_folder, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import (
     BenchArtefact,
@@ -245,7 +245,7 @@ def _not_verified(folded: FoldArtefact, held: _CurrentResults, links: list[Link]
     doubted = [each for each in held.benches if each.quality.verdict != "trusted"]
     found += [f"the latency on {each.target} is {each.quality.verdict}" for each in doubted]
     source = Path(folded.origin.path)
-    if not source.is_file() or sha256_of(source) != folded.origin.sha256:
+    if not is_unchanged(source, folded.origin.sha256):
         found.append(f"the {folded.origin_kind} {source.name} is missing or changed: this page cannot be reproduced")
     return found
 
@@ -301,7 +301,7 @@ def _pictures(taken: run_folder.Run, found: Report) -> dict[str, str]:
     if fold := fold_svg(places_of(rows), found.title):
         pictures["fold"] = fold
     if found.converted and found.converted.other_files:
-        pictures["scores"] = taken.payload(found.converted.other_files[0]).read_text()
+        pictures["scores"] = taken.payload(found.converted.other_files[0]).read_text("utf-8")
     if found.converted and found.converted.trade:
         pictures["trade"] = trade_svg(found.converted.trade)
     for link in found.verified.links if found.verified else ():

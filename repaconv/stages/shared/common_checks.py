@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from repaconv.core import plugins
-from repaconv.core.errors import UsageProblem
 from repaconv.results import Artefact, Fact, ImageSize
 
 if TYPE_CHECKING:
@@ -32,17 +31,6 @@ def contradictions(facts: Sequence[Fact]) -> tuple[str, ...]:
     return tuple(
         f"--set {fact.name}={fact.value} contradicts the checkpoint: {fact.against}" for fact in facts if fact.overrules
     )
-
-
-def at_least_one(name: str, asked: int | None, usual: int) -> int:
-    """The count that was asked for, or the default.
-
-    Raises:
-        UsageProblem: If the count is below one.
-    """
-    if asked is not None and asked < 1:
-        raise UsageProblem(f"{name} is {asked}.", hint="Give a whole number above zero.", code="usage.count")
-    return usual if asked is None else asked
 
 
 def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused
-from repaconv.core.files import read_artefact, sha256_of
+from repaconv.core.files import is_unchanged, read_artefact, require_valid_name
 from repaconv.results import Fetched
 from repaconv.sources.named_architectures import WEIGHTS
 
@@ -41,8 +41,9 @@ def local_path(source: str | Path) -> Path:
 
     Raises:
         EnvironmentProblem: If the address was not fetched.
-        Refused: If a file was changed after it was fetched.
+        Refused: If a file was changed after it was fetched, or the path cannot be a file's.
     """
+    require_valid_name(Path(source))
     address = address_of(source)
     if address is None:
         path = Path(source)
@@ -57,7 +58,7 @@ def local_path(source: str | Path) -> Path:
     fetched = read_artefact(record, Fetched)
     for each in fetched.files:
         path = record.parent / each.path
-        if not path.is_file() or sha256_of(path) != each.sha256:
+        if not is_unchanged(path, each.sha256):
             raise Refused(
                 f"{path} was changed after it was fetched from {address}.",
                 hint=f"Download it again: repaconv fetch {address}",

@@ -11,7 +11,6 @@ import numpy as np
 
 from repaconv.core.errors import UsageProblem
 from repaconv.results import ClassScores, Fact, ImageSize, Preprocessing
-from repaconv.stages.shared.common_checks import at_least_one
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,7 +59,7 @@ def choose_inputs(
 
     if inputs and images:
         raise UsageProblem("both --inputs and --images were given.", hint="Give one of them.", code="usage.inputs")
-    number, size = at_least_one("count", count, input_batches.RANDOM_IMAGES), size or subject.folded.image_size
+    number, size = count or input_batches.RANDOM_IMAGES, size or subject.folded.image_size
     if size is None:
         _require_no_images(subject, images or pixels)
         if inputs:

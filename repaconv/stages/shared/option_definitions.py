@@ -281,12 +281,54 @@ def renamed(given: Mapping[str, Any], options: type[Options]) -> dict[str, Any]:
     return {former[name].use if name in former else name: value for name, value in given.items()}
 
 
-def _several(asked: OptionField, value: Any) -> Any:
-    """A single name as the sequence that the field takes; any other value as it is."""
+def setting_text(value: Any) -> str:
+    """A setting given in Python or in a recipe, as the command line would write it."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _as_field(asked: OptionField, value: Any) -> Any:
+    """A single name as the sequence that the field takes, settings as text; any other value as it is."""
     text = asked.definition.text
+    if text is SETTINGS and isinstance(value, Mapping):
+        return {name: setting_text(each) for name, each in value.items()}
     if not isinstance(value, str) or text not in (NAMES, LINKS):
         return value
     return text.read([value] if text.several else value, asked.option)
+
+
+def validated(options: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
+    """The options object of arguments given in Python, with the checks that the command line and recipes make, too.
+
+    Raises:
+        UsageProblem: If an argument is of another type, or a number is too small.
+        Refused: If a path cannot be a file's.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from repaconv.core.toml_positions import problems
+
+    known = {each.name: each for each in options_of(options)}
+    try:
+        found = TypeAdapter(options).validate_python({name: _as_field(known[name], one) for name, one in given.items()})
+    except ValidationError as error:
+        wrong = problems(error, "", {})[0]
+        name, said = wrong.keys[0], wrong.message.partition(": ")[2]
+        raise UsageProblem(
+            f"{name}={given[name]!r}: {said}",
+            hint=f"{name}: {known[name].definition.help}",
+            code="usage.arguments",
+        ) from None
+    require_valid_names(getattr(found, name) for name in given if known[name].is_path)
+    return found
+
+
+def require_valid_names(given: Iterable[Any]) -> None:
+    """Refuse paths that cannot be a file's; whatever is no path is not looked at."""
+    from repaconv.core.files import require_valid_name
+
+    for value in given:
+        if isinstance(value, (str, Path)):
+            require_valid_name(Path(value))
 
 
 def refuse_without_effect(rules: Iterable[NoEffect], values: Any, given: Mapping[str, str], hint: str) -> None:
@@ -314,14 +356,14 @@ def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..
         stage: ``<name>_by``, whose first argument is the options object.
         options: The class of that object.
     """
-    own = list(inspect.signature(stage).parameters.values())[1:]
+    others = list(inspect.signature(stage).parameters.values())[1:]
     keyword = inspect.Parameter.KEYWORD_ONLY
     asked = [
         inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type)
         for each in options_of(options)
     ]
     parameters = sorted(
-        [*asked, *own], key=lambda each: each.kind
+        [*asked, *others], key=lambda each: each.kind
     )  # positional arguments first, then the options, then other keywords
     signature = inspect.signature(stage).replace(parameters=parameters)
 
@@ -329,10 +371,10 @@ def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..
     def called(*positional: Any, **given: Any) -> Result:
         given = renamed(given, options)
         signature.bind(*positional, **given)
-        wanted = options(
-            **{each.name: _several(each, given.pop(each.name)) for each in options_of(options) if each.name in given}
-        )
+        own = [each.name for each in options_of(options) if each.name in given]
+        wanted = validated(options, {name: given.pop(name) for name in own})
         refuse_without_effect(wanted.NO_EFFECT, wanted, wanted.changed(), "Leave it out.")
+        require_valid_names(positional)
         return stage(wanted, *positional, **given)
 
     called.__name__ = called.__qualname__ = stage.__name__.removesuffix("_by")

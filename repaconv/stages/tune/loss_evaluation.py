@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core.errors import RepaconvError, UsageProblem, first_line
 from repaconv.core.progress import Progress
+from repaconv.core.thread_pool import usable_cpus
 from repaconv.results import Candidate, Deployment, Link
 from repaconv.stages.shared.common_checks import as_image_size
 from repaconv.stages.shared.input_selection import Split, choose_inputs, fixed_batch, require_same_size, taken_as_scores
@@ -224,7 +224,7 @@ class LossEvaluation:
             return load(runnable(typed, deployment.precision).SerializeToString())
         sizes = self.graphs.sizes(deployment.batch)
         device = self.graphs.device_of(deployment)
-        return open_deployment(deployment, self.graphs.deployable(deployment), sizes, device, threads=os.cpu_count())
+        return open_deployment(deployment, self.graphs.deployable(deployment), sizes, device, threads=usable_cpus())
 
     def _evaluate(self, deployment: Deployment, calls: Sequence[Batch], expected: Sequence[Mapping[str, Any]]) -> Loss:
         """Compare the outputs with FP32; a configuration that fails the tolerance of its precision is rejected, too."""

@@ -14,7 +14,7 @@ from repaconv.core import plugins
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
 from repaconv.core.files import sha256_of_bytes, write_bytes
 from repaconv.core.progress import Progress
-from repaconv.core.thread_pool import cpu_count
+from repaconv.core.thread_pool import usable_cpus
 from repaconv.engines.tunable_session_settings import Tunable
 from repaconv.results import Candidate, Deployment, ImageSize, Ratio, Sensitivity
 from repaconv.rewrites.presets import chosen
@@ -1058,7 +1058,7 @@ def threads_of(options: TuneOptions, device: Target) -> int:
     """Threads per inference; for throughput, all CPUs of this process."""
     if options.threads is not None or options.objective == LATENCY:
         return options.threads or device.bench.threads
-    return cpu_count()
+    return usable_cpus()
 
 
 def initial_trials(

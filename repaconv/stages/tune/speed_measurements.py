@@ -314,7 +314,7 @@ class Journal:
     def remembered(self) -> Journal:
         """The journal with the rows of its file; a file of another version is ignored."""
         with suppress(OSError, ValueError, TypeError):
-            known = json.loads(self.path.read_text())
+            known = json.loads(self.path.read_text("utf-8"))
             self.rows = {key: (int(rounds), Ratio.model_validate(row)) for key, (rounds, row, _) in known.items()}
             self.deployments = {key: Deployment.model_validate(each) for key, (_, _, each) in known.items()}
         return self

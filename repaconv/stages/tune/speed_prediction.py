@@ -80,7 +80,7 @@ def observed(network: str, macs: float, deployment: Deployment, ratio: Ratio, ro
 @cache
 def shipped_records(isa_level: str) -> tuple[Observation, ...]:
     """The recorded speedups of this ISA level; none for a level on which nothing was measured."""
-    return tuple(_read(json.loads(RECORDS.read_text())["networks"].get(isa_level, [])))
+    return tuple(_read(json.loads(RECORDS.read_text("utf-8"))["networks"].get(isa_level, [])))
 
 
 def _read(networks: Sequence[Mapping[str, Any]]) -> Iterator[Observation]:

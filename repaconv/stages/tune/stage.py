@@ -20,7 +20,7 @@ from repaconv.sources.source_model import Subject
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.bench.options import OBJECTIVES, THROUGHPUT
 from repaconv.stages.fold.stage import fold
-from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
+from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, with_files
 from repaconv.stages.shared.engine_files import runtime_lowers
 from repaconv.stages.shared.input_selection import Split, require_same_size
 from repaconv.stages.shared.option_definitions import by_name
@@ -248,9 +248,9 @@ def _plan(
     machine = available_runtimes(options, device, here=measurer is None)
     names = sorted(plugins.registered(plugins.REWRITES) if options.rewrites is None else options.rewrites)
     free = folded.batch == "dynamic"
-    batch = at_least_one("batch", options.batch, device.bench.batch if free else int(folded.batch))
+    batch = options.batch or (device.bench.batch if free else int(folded.batch))
     called = Workload(options.objective, threads_of(options, device), batch, free and options.batch is None)
-    rounds = at_least_one("rounds", options.rounds, device.bench.rounds)
+    rounds = options.rounds or device.bench.rounds
     asked: dict[str, Any] = {
         "method": folded.called,
         "called": called,

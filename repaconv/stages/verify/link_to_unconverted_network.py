@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.core import run_folder
-from repaconv.core.files import read_artefact, sha256_of, stage_of
+from repaconv.core.files import is_unchanged, read_artefact, stage_of
 from repaconv.results import ConvertArtefact, FinetuneArtefact, FoldArtefact, Link
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def parent_link(subject: Subject, *, drawn: bool) -> ParentLink | None:
     if drawn:
         return ParentLink(done, subject, "random images say nothing of it: give --images or --inputs")
     known = Path(done.parent.path)
-    if not known.is_file() or sha256_of(known) != done.parent.sha256:
+    if not is_unchanged(known, done.parent.sha256):
         return ParentLink(done, subject, f"the network before conversion, {known}, is gone or another")
     return ParentLink(done, subject, "")
 

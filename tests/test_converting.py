@@ -439,6 +439,10 @@ def test_a_share_becomes_a_schedule(vit):
     for schedule, keep in ((None, None), ("1,1,1", 0.5), (None, 1.5), ("1,1", None), ("one", None)):
         with pytest.raises(UsageProblem):
             schedule_of(schedule, keep, config)
+    with pytest.raises(UsageProblem, match=r"--keep 0\.01 is too small: a block can merge at most half") as refused:
+        schedule_of(None, 0.01, config)
+    least = float(refused.value.hint.removeprefix("Give --keep ").removesuffix(" or more."))
+    assert schedule_of(None, least, config)
 
 
 def test_merging_is_measured_like_any_conversion(vit):

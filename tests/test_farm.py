@@ -16,12 +16,14 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
 from debian import install
 from faults import META, SETTINGS
-from small_graphs import two_outputs
+from onnx import TensorProto
+from small_graphs import saved, two_outputs
 from test_bundle import trtexec_of
 
 import repaconv as rc
@@ -329,6 +331,18 @@ def test_what_is_wrong_in_a_matrix_is_told_and_a_bad_cell_fails_alone(tiny, repa
     code, out, _ = repaconv("sweep", "m.toml")
     assert code == 1
     assert "1 of 2 measured" in out
+
+
+def test_a_sweep_measures_again_if_the_external_weights_of_a_graph_have_changed():
+    weights = {"w": np.ones((4, 3, 3, 3), dtype=np.float32)}
+    ends = {"x": (TensorProto.FLOAT, ["n", 3, 8, 8])}, {"y": (TensorProto.FLOAT, ["n", 4, 6, 6])}
+    model = onnx.load(saved("net.onnx", [("Conv", "x w", "y", {})], weights, *ends))
+    onnx.save(model, "net.onnx", save_as_external_data=True, location="net.data", size_threshold=0)
+    Path("m.toml").write_text('rounds = 2\ntargets = ["x86-64"]\n[[models]]\ncheckpoint = "net.onnx"\n')
+    assert sweep("m.toml").verdict == "passed"
+    Path("net.data").write_bytes((2 * weights["w"]).tobytes())
+    assert sweep("m.toml").resumed == 0
+    assert len(list(Path("repaconv-out/sweep-m/models").iterdir())) == 2
 
 
 def test_a_sweep_keeps_answers_to_its_own_questions_that_say_something(tiny, monkeypatch, repaconv):

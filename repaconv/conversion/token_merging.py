@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 
 import torch
 from torch import nn
@@ -42,8 +43,32 @@ def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> 
             hint="It is the fraction of the patches that remain.",
             code="convert.schedule",
         )
-    each, more = divmod(round((1 - keep) * patches), max(depth - 1, 1))
-    return schedule_text([*(each + (index < more) for index in range(depth - 1)), 0])
+    wanted = round((1 - keep) * patches)
+    merged = next(total for total in range(wanted, -1, -1) if _is_possible(_spread(total, depth), patches))
+    if merged < wanted:
+        least = ceil(100 * (1 - merged / patches)) / 100
+        raise UsageProblem(
+            f"--keep {keep:g} is too small: a block can merge at most half of its patches, so that {depth} blocks keep "
+            f"{patches - merged} of {patches}.",
+            hint=f"Give --keep {least:g} or more." if least < 1 else "Convert a network with more blocks.",
+            code="convert.schedule",
+        )
+    return schedule_text(_spread(merged, depth))
+
+
+def _spread(total: int, depth: int) -> list[int]:
+    """Spread merged tokens equally over all blocks but the last."""
+    each, more = divmod(total, max(depth - 1, 1))
+    return [*(each + (index < more) for index in range(depth - 1)), 0]
+
+
+def _is_possible(schedule: Sequence[int], patches: int) -> bool:
+    """Whether no block merges more than half of its patches."""
+    for merged in schedule:
+        if merged > patches // 2:
+            return False
+        patches -= merged
+    return True
 
 
 def read_schedule(schedule: str, config: ViTConfig) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from repaconv.core.toml_positions import Positions, first_problem, read_toml, wh
 from repaconv.distributed.benchmark_jobs import Job, Model, run_job, target_definition
 from repaconv.distributed.dask_cluster import JobOutcome, connect, outcome_of, run_jobs
 from repaconv.distributed.options import ClusterOptions
+from repaconv.graph.onnx_files import external_files_of, is_graph
 from repaconv.results import SCHEMA_VERSION, BenchArtefact, FoldArtefact, ImageSize, Record, SweepArtefact, SweepRow
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.export.stage import export
@@ -314,11 +315,16 @@ def _environment_of(target: str, scheduler: str | None) -> dict[str, str]:
 
 
 def _content_hash(path: Path) -> str:
-    """Return the hash of a file, or of all files of a folder; empty if it does not exist."""
-    if path.is_dir():
-        found = {each.name: sha256_of(each) for each in sorted(path.iterdir()) if each.is_file()}
-        return sha256_of_bytes(canonical_json(found).encode("utf-8", "surrogateescape"))
-    return sha256_of(path) if path.is_file() else ""
+    """Return the hash of a file, a graph's with its external weights, or of all files of a folder; empty if it does not
+    exist."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    if path.is_file() and is_graph(path):
+        with suppress(Refused):  # no ONNX file: the fold reports it
+            files += [path.parent / name for name in external_files_of(path)]
+    found = {each.name: sha256_of(each) for each in files if each.is_file()}
+    if not path.is_dir() and len(found) < 2:
+        return found.get(path.name, "")
+    return sha256_of_bytes(canonical_json(found).encode("utf-8", "surrogateescape"))
 
 
 def _model(entry: Entry, cell: Cell, target: str, matrix_folder: Path, folder: Path) -> tuple[Path, ImageSize | None]:

@@ -128,3 +128,10 @@ def test_what_reaches_inside_or_leaves_a_side_stays(write):
     after, told = rewritten(graph, (CONVOLUTION,))
     assert not told
     assert apart(graph, after, (3, 3, 8, 8)) < 1e-5
+
+
+def test_a_border_that_no_convolution_reads_stays():
+    """It would be multiplied by the 1x1 convolution, as in HaloNet, whose attention reads padded keys and values."""
+    model = trained(nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.ZeroPad2d(2), nn.Flatten(2))).eval()
+    graph = exported(model, (2, 3, 8, 8), dynamo=True, opset=20, free=True)
+    assert not rewritten(graph, (CONVOLUTION,))[1]

@@ -16,6 +16,7 @@ from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 from repaconv.rewrites.fold.einsum_products import EINSUM
 from repaconv.rewrites.fold.fold_barriers import KEEP_SUMS, RELEASE, RELEASE_SUMS, keep, kept_values
 from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
+from repaconv.rewrites.fold.layer_norm_operator import LAYER_NORM
 from repaconv.rewrites.fold.layers_before_upsampling import BEFORE_UPSAMPLING
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
@@ -63,6 +64,7 @@ FOLDS: tuple[Rewrite, ...] = (
     SHAPES,
     EINSUM,
     HARD_SWISH,
+    LAYER_NORM,
     KEEP_SUMS,
     CONVOLUTION,
     UNSTACK,

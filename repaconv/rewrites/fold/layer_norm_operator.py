@@ -1,0 +1,238 @@
+"""layer-norm: write a LayerNorm that an exporter wrote as means, differences, products and a root as one operator.
+
+    m = mean(x),  r = 1 / sqrt(mean((x - m)^2) + eps)
+    (x - m) r g + b  =  x (r g) + (b - m (r g))
+
+PyTorch writes the first formula before opset 17, Keras and tf2onnx the second one, flax a variance mean(x^2) - m^2. In
+the second one g is in the way of the linear layer after it, and every operator acts on all tokens. ONNX Runtime fuses
+the first one only.
+
+A value is read as a sum of terms c u r^n, where u is x, m or 1, and c has a number per channel. It is a norm if the
+terms are g x r, -g m r and b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from repaconv.graph.index_selections import axes_of
+from repaconv.graph.model_rewriting import clean
+from repaconv.graph.nodes_and_constants import (
+    Array,
+    Writer,
+    attribute,
+    constant,
+    is_constant,
+    made_by,
+    nodes_of,
+    only_reader,
+    scalar,
+)
+from repaconv.graph.operator_facts import ARITHMETIC
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import rank_of, shaped_like, sizes
+from repaconv.results import Change
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+DEPTH = 8
+"""Operators of which one reads another that are looked through at most; Keras has five after the root."""
+_Terms = dict[tuple[str, int], Array]
+"""The numbers of every term by u and the power of r; [C], or [1] if they are the same for all channels."""
+
+
+def apply(model: ir.Model) -> Iterator[Change]:
+    """Write LayerNormalization wherever other operators compute it; in place."""
+    for node in nodes_of(model, "Sqrt"):
+        spread = _spread(node)
+        for value, scale, shift in _Norms(spread).found() if spread is not None else ():
+            last = value.producer()
+            assert spread is not None
+            assert last is not None
+            write = Writer(model, last)
+            parts = [np.broadcast_to(part, spread.width) for part in (scale, shift) if part is not None]
+            new = write("LayerNormalization", spread.x, *map(write.constant, parts), axis=-1, epsilon=spread.epsilon)
+            write.replace(value, shaped_like(new, spread.x))
+            yield Change(
+                rewrite=LAYER_NORM.name, place=last.name or "", description="means, a root -> LayerNormalization"
+            )
+    clean(model)
+
+
+# --- The root of the variance.
+
+
+class _Spread(NamedTuple):
+    """A root sqrt(mean((x - m)^2) + epsilon) over the last axis of x, which is so wide."""
+
+    root: ir.Value
+    x: ir.Value
+    epsilon: float
+    width: int
+
+
+def _spread(root: ir.Node) -> _Spread | None:
+    added = made_by(root.inputs[0], "Add")
+    for variance, given in zip(added.inputs, added.inputs[::-1], strict=True) if added is not None else ():
+        epsilon, x = scalar(given), _of_variance(variance)
+        width = (sizes(x) or (None,))[-1]
+        if epsilon is None or x is None or not isinstance(width, int) or root.outputs[0].dtype != x.dtype:
+            continue
+        if x.dtype is not None and x.dtype.is_floating_point() and float(np.float32(epsilon)) == epsilon:
+            return _Spread(root.outputs[0], x, epsilon, width)  # an attribute is in float32
+    return None
+
+
+def _of_variance(value: ir.Value | None) -> ir.Value | None:
+    """The x of mean((x - m)^2) or mean(x^2) - m^2, also of the larger of that and 0, along the last axis."""
+    larger = made_by(value, "Max")
+    if larger is not None and len(larger.inputs) == 2 and 0 in map(scalar, larger.inputs):
+        value = larger.inputs[1 if scalar(larger.inputs[0]) == 0 else 0]
+    square = _squared(_averaged(value))
+    if square is not None:
+        return _centered(square)
+    less = made_by(value, "Sub")
+    x = _squared(_averaged(less.inputs[0])) if less is not None else None
+    return x if less is not None and x is not None and _averaged(_squared(less.inputs[1])) is x else None
+
+
+def _squared(value: ir.Value | None) -> ir.Value | None:
+    node = made_by(value, "Mul", "Pow")
+    if node is None:
+        return None
+    twice = node.inputs[0] is node.inputs[1] if node.op_type == "Mul" else scalar(node.inputs[1]) == 2
+    return node.inputs[0] if twice and sizes(node.inputs[0]) == sizes(value) else None
+
+
+def _centered(value: ir.Value) -> ir.Value | None:
+    """The x of x - mean(x)."""
+    node = made_by(value, "Sub")
+    return node.inputs[0] if node is not None and _averaged(node.inputs[1]) is node.inputs[0] else None
+
+
+def _averaged(value: ir.Value | None) -> ir.Value | None:
+    """The x of which a value is the mean along the last axis, which is kept. tf2onnx writes a GlobalAveragePool."""
+    node = made_by(value, "ReduceMean", "GlobalAveragePool")
+    rank = rank_of(node.inputs[0]) if node is not None else 0
+    if node is None or rank < 2 or not attribute(node, "keepdims", 1):
+        return None
+    axes = axes_of(node, rank) if node.op_type == "ReduceMean" else range(2, rank)
+    return node.inputs[0] if axes is not None and [*axes] == [rank - 1] else None
+
+
+# --- The values that are a norm.
+
+
+class _Norms:
+    """The values that are a norm by a root of a variance."""
+
+    def __init__(self, spread: _Spread) -> None:
+        self.spread = spread
+        self.known: dict[ir.Value, _Terms | None] = {spread.root: {("", -1): np.ones(1)}}
+
+    def found(self) -> list[tuple[ir.Value, Array, Array | None]]:
+        """The norms with scale and shift; empty if anything else depends on the root."""
+        todo, seen = [self.spread.root], {self.spread.root}
+        found: dict[ir.Value, tuple[Array, Array | None]] = {}
+        while todo:
+            value = todo.pop()
+            if value.is_graph_output():
+                return []
+            for node in value.consumers():
+                out = node.outputs[0]
+                if node.graph is not value.graph or self._terms(out) is None:
+                    return []
+                norm = self._norm(out)
+                if norm is not None:
+                    found[out] = norm
+                elif out not in seen:
+                    seen.add(out)
+                    todo.append(out)
+        return [self._with_affine(value, *norm) for value, norm in found.items()]
+
+    def _norm(self, value: ir.Value) -> tuple[Array, Array | None] | None:
+        """Scale and shift of a value, if it is a norm."""
+        terms = dict(self._terms(value) or {})
+        scale, less, shift = terms.pop(("x", 1), None), terms.pop(("m", 1), None), terms.pop(("", 0), None)
+        if scale is None or less is None or terms or sizes(value) != sizes(self.spread.x):
+            return None
+        return (scale, shift) if bool((scale == -less).all()) else None
+
+    def _with_affine(self, value: ir.Value, scale: Array, shift: Array | None) -> tuple[ir.Value, Array, Array | None]:
+        """A norm with the constant scale and shift that alone read it."""
+        while (reader := only_reader(value)) is not None and (norm := self._norm(reader.outputs[0])) is not None:
+            value, (scale, shift) = reader.outputs[0], norm
+        return value, scale, shift
+
+    def _terms(self, value: ir.Value | None, depth: int = DEPTH) -> _Terms | None:
+        """The terms of a value; None if it is anything else."""
+        if value is None or not depth:
+            return None
+        if value not in self.known:
+            self.known[value] = self._computed(value, depth - 1)
+        return self.known[value]
+
+    def _computed(self, value: ir.Value, depth: int) -> _Terms | None:
+        if value is self.spread.x or _averaged(value) is self.spread.x:
+            return {("x" if value is self.spread.x else "m", 0): np.ones(1)}
+        if is_constant(value):
+            return self._constant(value)
+        node = made_by(value, *ARITHMETIC, "Neg", "Reciprocal")
+        parts = [self._terms(each, depth) for each in node.inputs] if node is not None else []
+        known = [part for part in parts if part is not None]
+        if node is None or len(known) < len(parts):
+            return None
+        return _OPERATORS[node.op_type](*known)
+
+    def _constant(self, value: ir.Value) -> _Terms | None:
+        numbers = constant(value)
+        if numbers is None or numbers.dtype.kind != "f" or numbers.size not in (1, (numbers.shape or (1,))[-1]):
+            return None
+        return {("", 0): numbers.reshape(-1)} if numbers.size in (1, self.spread.width) else None
+
+
+def _sum(first: _Terms, second: _Terms) -> _Terms:
+    keys = [*first, *(key for key in second if key not in first)]
+    return {key: first.get(key, np.zeros(1)) + second.get(key, np.zeros(1)) for key in keys}
+
+
+def _negative(terms: _Terms) -> _Terms:
+    return {key: -numbers for key, numbers in terms.items()}
+
+
+def _product(first: _Terms, second: _Terms | None) -> _Terms | None:
+    """The product of terms; None if it has a product of x and m."""
+    found: _Terms = {}
+    for (one, power), numbers in first.items():
+        for (other, more), factors in (second or {}).items():
+            if one and other:
+                return None
+            found = _sum(found, {(one or other, power + more): numbers * factors})
+    return found or None
+
+
+def _inverse(terms: _Terms) -> _Terms | None:
+    """1 divided by a multiple of a power of r; None for anything else."""
+    (factor, power), numbers = next(iter(terms.items()))
+    return {("", -power): 1 / numbers} if len(terms) == 1 and not factor and numbers.all() else None
+
+
+_OPERATORS: dict[str, Callable[..., _Terms | None]] = {
+    "Add": _sum,
+    "Sub": lambda first, second: _sum(first, _negative(second)),
+    "Mul": _product,
+    "Div": lambda first, second: _product(first, _inverse(second)),
+    "Neg": _negative,
+    "Reciprocal": _inverse,
+}
+
+LAYER_NORM = Rewrite(
+    "layer-norm",
+    "a LayerNorm over the last axis, if nothing else reads its root",
+    apply,
+    opset=17,
+)

@@ -1,0 +1,203 @@
+"""layer-norm: a LayerNorm that an exporter wrote as several operators is one; what is not quite that stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from test_fold_onnx import graph
+from test_hard_swish import single
+
+import repaconv as rc
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
+from repaconv.rewrites.fold.layer_norm_operator import LAYER_NORM
+from repaconv.verification.float64_graphs import ReferenceEvaluation
+
+RANDOM = np.random.default_rng(0)
+C = 6
+SHAPE = (2, 5, C)
+LAST = {"axes": [-1]}
+NUMBERS = {
+    "eps": np.array(np.float32(1e-6), np.float64),
+    "2": np.array(2.0),
+    "0": np.array(0.0),
+    "1": np.array(1.0),
+    "g": RANDOM.standard_normal(C),
+    "b": RANDOM.standard_normal((1, 1, C)),
+}
+MEAN = ("ReduceMean", "x", "m", LAST)
+VARIANCE = [MEAN, ("Sub", "x m", "c"), ("Mul", "c c", "q"), ("ReduceMean", "q", "v", LAST), ("Add", "v eps", "e")]
+POOLED = [("GlobalAveragePool", "x", "m"), *VARIANCE[1:3], ("GlobalAveragePool", "q", "v"), ("Add", "eps v", "e")]
+MOMENTS = [
+    *(MEAN, ("Sub", "x m", "c"), ("Mul", "x x", "q"), ("ReduceMean", "q", "p", LAST), ("Mul", "m m", "n")),
+    *(("Sub", "p n", "u"), ("Max", "u 0", "v"), ("Add", "v eps", "e")),
+]
+ROOT = ("Sqrt", "e", "s")
+INVERSE = [ROOT, ("Reciprocal", "s", "r"), ("Mul", "r g", "h")]
+PRODUCTS = [*INVERSE, ("Mul", "x h", "k"), ("Mul", "m h", "l")]
+TORCH = [
+    *(MEAN, ("Sub", "x m", "c"), ("Pow", "c 2", "q"), ("ReduceMean", "q", "v", LAST), ("Add", "v eps", "e"), ROOT),
+    *(("Div", "c s", "d"), ("Mul", "d g", "f"), ("Add", "f b", "y")),
+]
+KERAS = [*VARIANCE, *PRODUCTS, ("Sub", "b l", "t"), ("Add", "k t", "y")]
+FORMS = {
+    "PyTorch": TORCH,
+    "Keras 2": KERAS,
+    "Keras 3": [
+        *POOLED,
+        *INVERSE,
+        ("Neg", "m", "w"),
+        *(("Mul", "x h", "k"), ("Mul", "w h", "l"), ("Add", "l b", "t"), ("Add", "k t", "y")),
+    ],
+    "flax": [*MOMENTS, *INVERSE, ("Mul", "c h", "f"), ("Add", "f b", "y")],
+    "reciprocal of 1": [
+        *VARIANCE,
+        ROOT,
+        ("Div", "1 s", "r"),
+        ("Mul", "r c", "d"),
+        ("Mul", "d g", "f"),
+        ("Add", "f b", "y"),
+    ],
+    "no affine": [*VARIANCE, ROOT, ("Div", "c s", "y")],
+}
+
+
+def network(rows, opset=17, **more):
+    return graph(rows, {**NUMBERS, **more}, {"x": SHAPE}, opset=opset)
+
+
+def kinds(model):
+    """The operators after folding, which compute the same in float64."""
+    after, _ = rewritten(model, FOLDS)
+    onnx.checker.check_model(after, full_check=True)
+    tokens = {"x": 3 + RANDOM.standard_normal(SHAPE)}
+    before, behind = (ReferenceEvaluation(each).run(tokens)["y"] for each in (model, after))
+    np.testing.assert_allclose(behind, before, rtol=0, atol=1e-12 * np.abs(before).max())
+    return sorted(node.op_type for node in after.graph.node)
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_formula_is_one_operator(form, opset):
+    assert kinds(network(form, opset)) == ["LayerNormalization"]
+
+
+def test_scale_and_shift_go_into_the_linear_layer_after_it():
+    rows = [*KERAS[:-1], ("Add", "k t", "z"), ("MatMul", "z w", "o"), ("Add", "o a", "y")]
+    model = network(rows, w=RANDOM.standard_normal((C, 4)), a=RANDOM.standard_normal(4))
+    assert kinds(model) == ["Add", "LayerNormalization", "MatMul"]
+    after, _ = rewritten(model, FOLDS)
+    (norm,) = (node for node in after.graph.node if node.op_type == "LayerNormalization")
+    (scale,) = (onnx.numpy_helper.to_array(each) for each in after.graph.initializer if each.name == norm.input[1])
+    assert len(norm.input) == 2
+    assert (scale == 1).all()
+
+
+def test_two_affines_of_one_norm_stay():
+    rows = [
+        *FORMS["no affine"][:-1],
+        ("Div", "c s", "d"),
+        ("Mul", "d g", "i"),
+        ("Add", "d b", "j"),
+        ("Max", "i j", "y"),
+    ]
+    assert kinds(network(rows)) == ["Add", "LayerNormalization", "Max", "Mul"]
+
+
+OTHERS = {
+    "another axis": [(*row[:3], {"axes": [1]}) if row[0] == "ReduceMean" else row for row in FORMS["no affine"]],
+    "two axes": [(*row[:3], {"axes": [1, 2]}) if row[0] == "ReduceMean" else row for row in FORMS["no affine"]],
+    "another mean": [
+        ("ReduceMean", "x", "o", {"axes": [1]}),
+        *VARIANCE,
+        ROOT,
+        ("Sub", "x o", "a"),
+        ("Div", "a s", "y"),
+    ],
+    "not centered": [*VARIANCE, ROOT, ("Div", "x s", "y")],
+    "not centered for the variance": [
+        *(MEAN, ("Sub", "x m", "c"), ("Mul", "x x", "q")),
+        *VARIANCE[3:],
+        ROOT,
+        ("Div", "c s", "y"),
+    ],
+    "another power": [*(MEAN, ("Sub", "x m", "c"), ("Pow", "c 4", "q")), *VARIANCE[3:], ROOT, ("Div", "c s", "y")],
+    "other factors": [*VARIANCE, *PRODUCTS, ("Mul", "l 2", "n"), ("Sub", "b n", "t"), ("Add", "k t", "y")],
+    "divided twice": [*VARIANCE, ROOT, ("Div", "c s", "d"), ("Div", "d s", "y")],
+    "root read": [*VARIANCE, ROOT, ("Div", "c s", "d"), ("Sin", "s", "o"), ("Add", "d o", "y")],
+    "root added": [*VARIANCE, ROOT, ("Div", "c s", "d"), ("Add", "d s", "y")],
+    "a factor per token": [*VARIANCE, ROOT, ("Mul", "c f", "d"), ("Div", "d s", "y")],
+    "reciprocal": [*VARIANCE, ROOT, ("Div", "s c", "y")],
+    "two values": [
+        *VARIANCE,
+        ROOT,
+        ("Sin", "x", "z"),
+        ("ReduceMean", "z", "o", LAST),
+        ("Sub", "z o", "a"),
+        ("Div", "a s", "y"),
+    ],
+    "epsilon of many digits": [*VARIANCE[:4], ("Add", "v long", "e"), ROOT, ("Div", "c s", "y")],
+    "larger than 1": [*MOMENTS[:6], ("Max", "u 1", "v"), MOMENTS[7], ROOT, ("Div", "c s", "y")],
+}
+
+
+@pytest.mark.parametrize("rows", OTHERS.values(), ids=OTHERS)
+def test_what_is_another_function_stays(rows):
+    more = {"4": np.array(4.0), "f": RANDOM.standard_normal((5, 1)), "long": np.array(1e-6)}
+    _, changes = rewritten(network(rows, **more), [LAYER_NORM])
+    assert not changes
+
+
+def test_a_root_that_is_an_output_or_read_in_a_branch_stays():
+    model = network(FORMS["no affine"])
+    model.graph.output.append(helper.make_tensor_value_info("s", TensorProto.DOUBLE, None))
+    assert not rewritten(model, [LAYER_NORM])[1]
+    end = [helper.make_tensor_value_info("o", TensorProto.DOUBLE, None)]
+    branches = [helper.make_graph([helper.make_node("Sin", [name], ["o"])], "branch", [], end) for name in ("s", "m")]
+    rows = [*FORMS["no affine"], ("ReduceMax", "x", "t", {"keepdims": 0}), ("Greater", "t 0", "if")]
+    rows += [("If", "if", "z", {"then_branch": branches[0], "else_branch": branches[1]})]
+    model = graph(rows, NUMBERS, {"x": SHAPE}, ("y", "z"), opset=17)
+    assert not rewritten(model, [LAYER_NORM])[1]
+
+
+def test_a_row_that_is_broadcast_to_more_stays():
+    rows = [*FORMS["no affine"][:-1], ("Div", "c s", "d"), ("Mul", "d f", "y")]
+    assert kinds(network(rows, f=RANDOM.standard_normal((3, 1, 1, 1)))) == ["LayerNormalization", "Mul"]
+
+
+def test_an_operator_that_a_newer_opset_changed_keeps_the_formula():
+    rows = [*FORMS["no affine"][:-1], ("Div", "c s", "d"), ("Unsqueeze", "d o", "u"), ("RoiAlign", "u f i", "y")]
+    model = network(rows, opset=15, o=np.array([0]), f=np.array([[0.0, 0, 4, 4]]), i=np.array([0]))
+    after, changes = rewritten(model, [LAYER_NORM])
+    assert not changes
+    assert after.opset_import[0].version == 15
+
+
+@pytest.mark.parametrize(("opset", "target"), [(9, 13), (11, 17), (13, 13), (17, 20), (21, 21)])
+@pytest.mark.parametrize("form", ["PyTorch", "Keras 2"])
+def test_a_folded_file_is_verified_and_exported(form, opset, target):
+    rows = [*FORMS[form][:-1], (*FORMS[form][-1][:2], "z"), ("MatMul", "z w", "y")]
+    rows = [("ReduceMean", "x last", "m") if opset >= 18 and row == MEAN else row for row in rows]
+    rows = [("ReduceMean", "q last", "v") if opset >= 18 and row[:2] == ("ReduceMean", "q") else row for row in rows]
+    model = single(network(rows, opset, w=RANDOM.standard_normal((C, 4)), last=np.array([-1])))
+    onnx.save(model, "net.onnx")
+    done = rc.fold("net.onnx", out="run", measure=False)
+    assert done.verdict == "passed"
+    assert done.operators == {"LayerNormalization": 1, "MatMul": 1}
+    exported = rc.export("run", opset=target)
+    assert exported.verdict == "passed"
+    assert ("LayerNormalization" in exported.operators) == (target >= 17)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE])
+def test_other_types_are_folded_as_well(kind):
+    from pathlib import Path
+
+    from repaconv.graph.element_type_conversion import retyped
+    from repaconv.verification.onnx_model_loading import folded
+
+    model = retyped(network(TORCH), {TensorProto.DOUBLE: kind})
+    found = folded(Path("net.onnx"), model)
+    assert [change.rewrite for change in found.changes] == ["layer-norm"]

@@ -48,6 +48,7 @@ def normalize(model: ir.Model) -> None:
         _gemm_as_matmul(model, node)
     for node in tuple(model.graph):
         _unflatten_tokens(model, node)
+        _unflatten_heads(model, node)
     shorten_views(model)
     clean(model)
     model.meta[NORMAL] = _node_names(model)
@@ -148,6 +149,27 @@ def _unflatten_tokens(model: ir.Model, node: ir.Node) -> None:
         return
     flat = write("Reshape", done, write.constant(target))
     set_shape(flat, shape, new)
+    write.replace(node.outputs[0], flat)
+
+
+def _unflatten_heads(model: ir.Model, node: ir.Node) -> None:
+    """Multiply matrices of [B, H, N, M] instead of [B H, N, M], and flatten the product. Keras flattens heads so."""
+    shape = sizes(node.outputs[0])
+    views = [view_of(x) if x is not None and len(x.uses()) == 1 else None for x in node.inputs]
+    if node.op_type != "MatMul" or node.domain or shape is None or len(shape) != 3:
+        return
+    heads = [tuple(view.size[factor] for factor in view.axes[0]) for view in views if view and len(view.axes) == 3]
+    if len(heads) < 2 or len(heads[0]) < 2 or heads[0] != heads[1]:
+        return
+    write = Writer(model, node)
+    apart = [replace(view, axes=(*((f,) for f in view.axes[0]), *view.axes[1:])).write(write) for view in views if view]
+    target = reshape_target((), shape)
+    if target is None or any(value is None for value in apart):
+        return
+    product = write("MatMul", *apart)
+    set_shape(product, (*heads[0], *shape[1:]), apart[0])
+    flat = write("Reshape", product, write.constant(target))
+    set_shape(flat, shape, product)
     write.replace(node.outputs[0], flat)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repaconv.graph.index_selections import slice_positions, slices
+from repaconv.graph.index_selections import axes_of, slice_positions, slices
 from repaconv.graph.nodes_and_constants import attribute, constant
 from repaconv.graph.symbolic_shapes import (
     Size,
@@ -169,6 +169,29 @@ def _modulo(known: Integers, node: ir.Node) -> list[Size] | Size | None:
     return None if attribute(node, "fmod", 0) else rule(known, node)
 
 
+def _multiplied(known: Integers, node: ir.Node) -> list[Size] | Size | None:
+    """The product of all entries, such as the rows of a matrix that tokens become (Keras)."""
+    data, axes = known.int_of(node.inputs[0]), axes_of(node, 1)
+    if not isinstance(data, list) or axes != [0]:
+        return None
+    found = product(data)
+    if isinstance(found, int) and not INT64.min <= found <= INT64.max:
+        return None
+    return [found] if attribute(node, "keepdims", 1) else found
+
+
+def _extreme(choose: Callable[[int, int], int]) -> IntRule:
+    """The rule of a Max or Min of two, if they are numbers or the same size."""
+
+    def operation(a: Size, b: Size) -> Size | None:
+        if a == b:
+            return a
+        return choose(a, b) if isinstance(a, int) and isinstance(b, int) else None
+
+    rule = _entrywise(operation)
+    return lambda known, node: rule(known, node) if len(node.inputs) == 2 else None
+
+
 def _equal(a: Size, b: Size) -> int | None:
     if isinstance(a, int) and isinstance(b, int):
         return int(a == b)
@@ -215,6 +238,9 @@ INTS: dict[str, IntRule] = {
     "Sub": _entrywise(_subtracted),
     "Div": _entrywise(_divided),
     "Mod": _modulo,
+    "ReduceProd": _multiplied,
+    "Max": _extreme(max),
+    "Min": _extreme(min),
     "Equal": _entrywise(_equal),
     "Where": _chosen,
     "ConstantOfShape": _filled,

@@ -755,6 +755,8 @@ def test_a_graph_that_computes_something_else_every_time_is_refused(small, repac
     [
         ("w", np.nan, True),
         ("b", np.inf, True),
+        ("b", -np.inf, False),  # a mask that was added to it
+        ("w", -np.inf, True),
         ("s", np.nan, True),
         ("s", -np.inf, False),  # a mask
         ("one", np.nan, False),  # one number that is no weight
@@ -774,6 +776,30 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(repaconv, weight, value,
         assert not Path("run").exists()
     else:
         assert "not-finite" not in err
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        ([("MatMul", "x v", "1"), ("Add", "1 row", "2"), ("Mul", "2 t", "y")], (1, 3)),
+        ([("Conv", "x w b", "1"), ("Mul", "1 s", "2"), ("Add", "2 mask", "y")], (1, 3, 5, 5)),
+        ([("MatMul", "x v", "1"), ("MatMul", "1 u", "2"), ("Where", "shown 2 never", "y")], (1, 3)),
+    ],
+)
+def test_a_mask_that_became_a_bias_is_verified_and_folded_again(rows, shape):
+    row = np.array([0, 0, -np.inf, 0])
+    weights = {
+        "w": normal(4, 3, 1, 1), "b": normal(4), "s": np.ones((4, 1, 1)) * 3, "mask": row.reshape(4, 1, 1),
+        "v": normal(3, 4), "u": normal(4, 4), "t": np.array([1.0, 2, 3, 4]), "row": row, "shown": row == 0,
+        "never": np.array(-np.inf),
+    }  # fmt: skip
+    typed = {name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in weights.items()}
+    onnx.save(graph(rows, typed, {"x": shape}, kind=TensorProto.FLOAT), "masked.onnx")
+    run = rc.fold("masked.onnx", out="run")
+    assert run.verdict == rc.verify("run").verdict == rc.export("run", onnx="out.onnx").verdict == "passed"
+    (layer,) = onnx.load("out.onnx").graph.node
+    assert layer.op_type in ("Gemm", "Conv")
+    assert rc.fold("out.onnx", out="again").verdict == "passed"
 
 
 def test_random_numbers_that_nothing_reads_and_a_dropout_in_inference_are_none(small):

@@ -323,6 +323,26 @@ def test_a_graph_of_which_nothing_could_be_compared_is_refused(repaconv):
     assert not Path("repaconv-out").exists()
 
 
+@pytest.mark.parametrize("plant", [None, weight("w", lambda w: 1.01 * w)])
+def test_numbers_beside_those_that_a_mask_hides_are_compared_on_several_probes(plant, monkeypatch):
+    rows = [*TWO, ("Where", "mask z hidden", "y")]
+    mask = {"mask": np.array([True, True, False, True]), "hidden": np.array(-np.inf)}
+    onnx.save(net_of(rows, WEIGHTS | mask, {"x": (F, (1, 4))}, {"y": F}), "net.onnx")
+    if plant is None:
+        assert [link.verdict for link in rc.fold("net.onnx").links] == ["passed"]
+        assert rc.verify("repaconv-out/net").verdict == "passed"
+        assert rc.export("repaconv-out/net", onnx="out.onnx").verdict == "passed"
+    else:
+        planted(monkeypatch, plant)
+        assert refused("net.onnx")
+
+
+def test_what_overflows_at_usual_numbers_is_still_proved_on_smaller_ones():
+    rows = [*TWO, ("Mul", "z far", "2"), ("Mul", "2 2", "y")]
+    onnx.save(net_of(rows, WEIGHTS | {"far": np.array(2e19)}, {"x": (F, (1, 4))}, {"y": F}), "net.onnx")
+    assert rc.fold("net.onnx").links[0].verdict == "passed"
+
+
 def test_a_class_that_seldom_changes_is_proved_on_inputs_that_change_it(monkeypatch):
     rows = [*BIASED, ("ArgMax", "y", "class", {"axis": 1, "keepdims": 0})]
     high = {"b": np.array([300.0, 0, 0, 0]), "v": np.eye(4)}

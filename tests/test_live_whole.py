@@ -366,6 +366,28 @@ def test_a_module_whose_outputs_never_change_is_refused_because_a_wrong_fold_wou
     assert len(folded.fold_certificate) > 1
 
 
+class Masked(nn.Sequential):
+    """Hides two of its outputs, as detectors pad their classes to a fixed number."""
+
+    def __init__(self, hidden):
+        super().__init__(nn.Conv2d(3, 4, 1), trained(nn.BatchNorm2d(4)), nn.Flatten(), nn.Linear(4 * 64, 5))
+        self.hidden = hidden
+
+    def forward(self, x):
+        return super().forward(x).masked_fill(torch.arange(5) > 2, self.hidden)
+
+
+def test_numbers_beside_those_that_a_mask_hides_are_compared():
+    example = torch.randn(2, 3, 8, 8)
+    model = Masked(float("-inf")).double()
+    folded = rc.fold(model, example=example)
+    assert rows(folded) == [("1", "1 -> 0")]
+    torch.testing.assert_close(folded.eval()(example.double()), model.eval()(example.double()))
+    with pytest.raises(Refused, match="no finite numbers") as caught:
+        rc.fold(Masked(float("nan")).double(), example=example)
+    assert caught.value.code == "live.example"
+
+
 class Amplified(nn.Module):
     """The sine of large numbers, whose last bits are rounding."""
 

@@ -110,9 +110,10 @@ def with_moved_inputs(call: Call, seed: int) -> Call:
 
 
 def usable(found: Outputs) -> bool:
-    """Whether outputs can be compared: some are floating-point, and all of those are finite."""
+    """Whether outputs can be compared: some numbers are finite, and none is NaN; what a mask hides is infinite."""
     real = [tensor for tensor in found.values() if _real(tensor) and tensor.numel()]
-    return bool(real) and all(bool(torch.isfinite(tensor).all()) for tensor in real)
+    finite = any(bool(torch.isfinite(tensor).any()) for tensor in real)
+    return finite and not any(bool(tensor.isnan().any()) for tensor in real)
 
 
 @contextmanager

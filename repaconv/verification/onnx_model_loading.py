@@ -38,6 +38,8 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "In
 mask there. Others may read infinity on purpose: a mask, a limit."""
 FLOATS = (1, 10, 11, 16)
 """ONNX's float32, float16, float64 and bfloat16."""
+BIAS = 2
+"""The input of a convolution or Gemm that a mask may have been added to: minus infinity hides a channel."""
 CONTROL = ("If", "Loop", "Scan")
 MIXED_TYPES = ("has inconsistent type", "elem type differs")
 """What ONNX's strict check says of values of two types where an operator takes one."""
@@ -193,7 +195,7 @@ def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
 
     weights = constants_of(model.graph)
     for node in model.graph.node:
-        for name in node.input if node.op_type in (*WEIGHTED, *ARITHMETIC) and not node.domain else ():
+        for place, name in enumerate(node.input if node.op_type in (*WEIGHTED, *ARITHMETIC) and not node.domain else ()):
             weight = weights.pop(name, None)
             if weight is None or weight.data_type not in FLOATS:  # a Constant may have no tensor, but one number
                 continue
@@ -202,7 +204,8 @@ def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
             with np.errstate(all="ignore"):
                 if np.isfinite(numbers.sum(dtype=np.float64)):
                     continue  # a sum of finite float64 numbers may overflow
-            wrong = int((np.isnan(numbers) if node.op_type in ARITHMETIC else ~np.isfinite(numbers)).sum())
+            hidden = np.isinf(numbers) if node.op_type in ARITHMETIC else np.isneginf(numbers) & (place == BIAS)
+            wrong = int((~np.isfinite(numbers) & ~hidden).sum())
             if wrong and (numbers.size > 1 or node.op_type not in ARITHMETIC):
                 raise Refused(
                     f"{name}, a weight of {path}, has NaN or infinite values: {wrong} of {numbers.size}.",

@@ -712,6 +712,45 @@ def test_at_most_what_timm_leaves(name):
     assert count(folded) <= count(reparameterize_model(copy.deepcopy(model)))
 
 
+class Averaged(nn.Module):
+    """A norm, what is done with all its positions, and a layer; or the norm comes last."""
+
+    def __init__(self, average, last):
+        super().__init__()
+        self.layer, self.norm, self.head = nn.Conv2d(3, 6, 3), trained(nn.BatchNorm2d(6)), nn.Linear(6, 4)
+        self.average, self.last = average, last
+
+    def forward(self, x):
+        y = self.layer(x)
+        y = self.norm(self.average(y)) if self.last else self.average(self.norm(y.relu()))
+        return self.head(y.flatten(1).relu() if self.last else y.flatten(1))
+
+
+AVERAGES = {
+    "mean": lambda y: y.mean((2, 3), keepdim=True),
+    "flat": lambda y: y.flatten(2).mean(-1)[..., None, None],
+    "global": lambda y: F.adaptive_avg_pool2d(y, 1),
+    "window": lambda y: F.avg_pool2d(y, 7),
+    "resized": lambda y: F.interpolate(y, size=(1, 1), mode="bilinear", antialias=True),
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("how", AVERAGES)
+def test_a_norm_is_folded_through_an_average(how, last):
+    torch.manual_seed(0)
+    model, x = Averaged(AVERAGES[how], last).double(), torch.randn(2, 3, 9, 9)
+    folded = rc.fold(model, example=x)
+    assert not norms(folded)
+    same(model, folded, x)
+
+
+def test_a_norm_stays_before_an_average_with_a_border_of_zeros():
+    torch.manual_seed(0)
+    model = Averaged(lambda y: F.avg_pool2d(y, 9, padding=1), last=False).double()
+    assert len(norms(rc.fold(model, example=torch.randn(2, 3, 9, 9)))) == 1
+
+
 def test_a_batchnorm_of_rows_goes_into_the_linear_layer_before_it():
     """Whose channels are the last axis and the BatchNorm's the first after the batch: one and the same of [N, C]."""
     model = trained(nn.Sequential(nn.Linear(8, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))).double()

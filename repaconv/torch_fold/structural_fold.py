@@ -196,6 +196,8 @@ MOVES = (
     *("squeeze", "unsqueeze", "roll", "getitem", "expand", "clone", *SAME),
 )
 """Functions that only move or select numbers."""
+AVERAGES = ("mean", "interpolate", *(f"{kind}avg_pool{axes}d" for kind in ("", "adaptive_") for axes in (1, 2, 3)))
+"""Functions that give every channel an average of its numbers, which has the scale and the shift of these."""
 TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 LAYERS = (*CONVOLUTIONS, *TRANSPOSED, "linear")
 """Functions of layers that can absorb a scale and a shift."""
@@ -234,7 +236,8 @@ def into_producer(places: Places, value: Value, scale: Scale) -> tuple[str, Weig
         The layer's name and its new parameters; None if there is no such layer, or something else reads its output.
     """
     path, rank = list[Step](), len(value.shape)
-    while (step := value.step) is not None and step.name in MOVES and value.only_read and step.output is value:
+    passed = (*MOVES, *AVERAGES)
+    while (step := value.step) is not None and step.name in passed and value.only_read and step.output is value:
         path.append(step)
         value = step.inputs[0]
     held = layer_of(places, step) if step is not None and value.only_read and step.output is value else None
@@ -281,10 +284,13 @@ def _reaches(path: list[Step], axis: int, wanted: int, rank: int) -> bool:
 
 
 def moved(step: Step, axis: int) -> int | None:
-    """The axis of a moving step's output along which the channels of its input's axis are; None if they are mixed."""
+    """The axis of a step's output along which the channels of its input's axis are, moved or averaged; None if mixed.
+
+    Numbers that are the same all over a channel show it: an average of them with zeros of a padding is another number.
+    """
     x = step.inputs[0]
     width = x.shape[axis]
-    index = torch.arange(width, dtype=torch.float64)
+    index = torch.arange(1, width + 1, dtype=torch.float64)
 
     def along(shape: tuple[int, ...], place: int) -> torch.Tensor:
         column = [1] * len(shape)
@@ -298,7 +304,7 @@ def moved(step: Step, axis: int) -> int | None:
     )
     out = step.function(*args, **kwargs).double()
     places = [place for place in range(out.ndim) if out.shape[place] == width]
-    return next((place for place in places if torch.equal(out, along(tuple(out.shape), place))), None)
+    return next((place for place in places if torch.allclose(out, along(tuple(out.shape), place), rtol=1e-9)), None)
 
 
 def into_readers(places: Places, value: Value, scale: Scale) -> tuple[str, Weights] | None:
@@ -324,7 +330,8 @@ def _readers(value: Value, axis: int) -> Iterator[Step | None]:
     if value.result or not value.reads:
         yield None
     for step in value.reads:
-        behind = moved(step, axis) if step.name in MOVES and step.inputs[0] is value and step.output else None
+        passes = step.name in (*MOVES, *AVERAGES) and step.inputs[0] is value and step.output
+        behind = moved(step, axis) if passes else None
         if behind is not None and step.output is not None:
             yield from _readers(step.output, behind)
         elif step.name in (*CONVOLUTIONS, "linear") and step.given(0, "input") is value:

@@ -195,7 +195,9 @@ def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
 
     weights = constants_of(model.graph)
     for node in model.graph.node:
-        for place, name in enumerate(node.input if node.op_type in (*WEIGHTED, *ARITHMETIC) and not node.domain else ()):
+        if node.op_type not in (*WEIGHTED, *ARITHMETIC) or node.domain:
+            continue
+        for place, name in enumerate(node.input):
             weight = weights.pop(name, None)
             if weight is None or weight.data_type not in FLOATS:  # a Constant may have no tensor, but one number
                 continue

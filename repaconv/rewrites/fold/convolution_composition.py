@@ -40,6 +40,7 @@ from repaconv.graph.nodes_and_constants import (
     is_read_once,
     made_by,
     nodes_of,
+    only_reader,
 )
 from repaconv.graph.operator_facts import SELECTIONS
 from repaconv.graph.rewrite_contract import Rewrite
@@ -58,8 +59,8 @@ if TYPE_CHECKING:
 #
 # Diverse Branch Block (Ding et al. 2021, fig. 3) needs this. Zero padding after the shift of a BatchNorm differs from
 # zero padding before it, so its training-time architecture writes what BatchNorm makes of zeros into the border. With
-# the padding moved into the 1x1 convolution, the next convolution has no padding, and the two can be composed. Without a
-# convolution after it (the key and value windows of HaloNet) only the border would be multiplied, too.
+# the padding moved into the 1x1 convolution, the next convolution has no padding, and the two can be composed. Without
+# a convolution after it (the key and value windows of HaloNet) only the border would be multiplied, too.
 
 
 def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
@@ -73,7 +74,7 @@ def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
         if pads is None or found is None:
             continue
         last, border = found
-        if not _is_read_once(last) or next(iter(last.uses())).node.op_type not in ("Conv", "AveragePool"):
+        if only_reader(last, "Conv", "AveragePool") is None:
             continue
         bias = np.zeros(len(kernel.weight)) if kernel.bias is None else kernel.bias
         if border.shape != bias.shape or not np.allclose(border, bias, rtol=_rounding(last), atol=0):

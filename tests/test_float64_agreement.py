@@ -407,3 +407,19 @@ def test_a_transposed_convolution_without_pads_adds_each_group_its_own_bias():
         model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
         found.append(ReferenceEvaluation(model).run({"x": x})["y"])
     np.testing.assert_allclose(*found)
+
+
+def test_outputs_without_a_right_digit_in_float32_are_verified_in_float64(tmp_path):
+    """As of a text detector on images without text: 1 - sigmoid(16) is 1e-7, of which float32 has no digit."""
+    random = np.random.default_rng(0)
+    weights = {"k": random.standard_normal((4, 2, 3, 3)) / 3, "w": 1e-5 * random.standard_normal((1, 4, 1, 1))}
+    weights |= {"far": np.full(1, 16.0), "one": np.array(1.0), "least": np.zeros(4), "most": np.ones(4)}
+    rows = [("Conv", "x k", "c"), ("BatchNormalization", "c most least least most", "n"), ("Tanh", "n", "t")]
+    rows += [("Conv", "t w far", "l"), ("Sigmoid", "l", "s"), ("Sub", "one s", "y")]
+    onnx.save(Net(rows, weights, {"x": (F, ("n", 2, 16, 16))}, {"y": F}).model(), tmp_path / "net.onnx")
+    done = rc.fold(tmp_path / "net.onnx", out=tmp_path / "out", measure=False)
+    assert done.verdict == "passed"
+    assert done.float64
+    links = {link.name: link for link in rc.verify(tmp_path / "out").links}
+    assert (links["fold"].verdict, links["fold"].metrics.max_rel_error < 1e-12) == ("passed", True)
+    assert (links["stored"].verdict, links["stored"].reason) == ("not verified", "rounding_too_large")

@@ -268,8 +268,7 @@ class GraphFold(FoldArtefact):
         scores: The output that is the scores of classes; null if none is.
         structure: The SHA-256 of the folded graph without the values of constants of more than one axis: equal for
             networks that differ only in such weights.
-        float64: What evaluates the original graph in float64 for comparison, in words; empty if nothing can, or if FP32
-            is too far from it (more than 1% of the largest output) for a comparison to mean anything.
+        float64: What evaluates the original graph in float64 for comparison, in words; empty if nothing can.
         sizes: Sizes and value ranges of the random inputs with which the graph is run.
         opset: The ONNX opset of the original graph; of a network that was exported for the fold, the one it was
             exported in.

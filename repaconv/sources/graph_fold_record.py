@@ -35,8 +35,8 @@ WORSE = 4.0
 
 
 DOUBTED = 1e-2
-"""Largest credible float32 rounding error (relative). Above it, inputs with other gains are tried; if the error stays
-above it on those too, the float64 evaluation computes something else and is not used."""
+"""Largest float32 rounding error (relative) that measures anything. Above it, inputs with other gains are tried. If the
+error stays above it, no digit of the float32 outputs is right, and it is no ground for larger tolerances."""
 
 
 OTHERS = 4
@@ -119,10 +119,10 @@ def _float64_rounding_error(
 ) -> tuple[str, float, float, str]:
     """Compare float32 with float64: (float64 evaluator or "", relative rounding error, gain of the inputs, doubt).
 
-    The first gain is used if its error is credible, else the gain with the smallest error. If the graph makes discrete
-    decisions, a changed decision does not measure rounding: the error is then 0, and the usual tolerances apply. An
-    error that would raise the tolerances must be rounding: where float64 is another function than ONNX Runtime's, which
-    the doubt says, it is not used.
+    The first gain is used if its error is at most `DOUBTED`, else the gain with the smallest error. The error is 0, and
+    the usual tolerances apply, if it does not measure rounding: if it is above `DOUBTED` for each gain, or if the graph
+    makes discrete decisions, of which one may have changed. An error that would raise the tolerances must be rounding:
+    where float64 is another function than ONNX Runtime's, which the doubt says, it is not used.
     """
     from repaconv.graph.discrete_outputs import has_discrete_decision
 
@@ -146,7 +146,10 @@ def _float64_rounding_error(
     for gain in dict.fromkeys((usual, best)):
         if WORSE * errors.get(gain, 0.0) > limit and (doubt := _doubt(given, calls[gain])):
             return "", 0.0, usual, doubt
-    return (given.float64.told, errors[best], best, "") if errors.get(best, inf) <= DOUBTED else ("", 0.0, usual, "")
+    if errors.get(best, inf) == inf:
+        return "", 0.0, usual, ""
+    error, gain = (errors[best], best) if errors[best] <= DOUBTED else (0.0, usual)
+    return given.float64.told, error, gain, ""
 
 
 def _doubt(given: Evaluated, call: Feeds) -> str:

@@ -9,6 +9,7 @@ import pytest
 from onnx import numpy_helper
 
 import repaconv as rc
+from repaconv.graph.graph_without_weights import check, correct_shapes
 from repaconv.graph.model_rewriting import read, rewritten, write
 from repaconv.graph.nodes_and_constants import Writer
 from repaconv.graph.opset_upgrade import upgraded
@@ -486,3 +487,18 @@ def test_layers_on_flattened_tokens_of_one_image_fold_as_on_tokens():
     )
     after = folded(model, {"x": normal(1, 5, 6, 4)})
     assert operators(after) == ["LayerNormalization", "MatMul", "Add", "Relu", "MatMul", "Add", "Add"]
+
+
+def test_shapes_of_branches_that_contradict_each_other_are_cleared():
+    """As in a table recognizer of PaddlePaddle: a branch declares a number, and returns a row of one."""
+    branches = [
+        f"{name} = b () => (float r) {{ one = Constant <value = float[1] {{{number}}}> () r = Neg(one) }}"
+        for name, number in (("then_branch", 1), ("else_branch", 2))
+    ]
+    text = f"""<ir_version: 9, opset_import: ["": 17]> g (bool c, float[2,3] x) => (float[2,3] y)
+        {{ k = If <{", ".join(branches)}> (c) y = Add(x, k) }}"""
+    model = onnx.parser.parse_model(text)
+    with pytest.raises(onnx.shape_inference.InferenceError):
+        check(model, full=True)
+    correct_shapes(model)
+    check(model, full=True)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
-from repaconv.graph.onnx_files import names_read
+from repaconv.graph.onnx_files import all_graphs, names_read, subgraphs_of
 
 if TYPE_CHECKING:
     import onnx
@@ -62,6 +62,22 @@ def correct_shapes(model: onnx.ModelProto) -> None:
         right = inferred.get(value.name)
         if right is not None and _contradicts(value.type.tensor_type, right, dynamic):
             value.type.tensor_type.shape.CopyFrom(right.shape)
+    _clear_wrong_inner_shapes(model, bare)
+
+
+def _clear_wrong_inner_shapes(model: onnx.ModelProto, bare: onnx.ModelProto) -> None:
+    """Clear the shapes that branches and loop bodies declare, in place, if with them ONNX finds a contradiction.
+
+    Converters declare numbers as rows of one number and the other way round; runtimes ignore that, too.
+    """
+    import onnx
+
+    try:
+        onnx.shape_inference.infer_shapes(bare, strict_mode=True)
+    except onnx.shape_inference.InferenceError:
+        for graph in (inner for node in model.graph.node for inner in subgraphs_of(node)):
+            for value in (value for each in all_graphs(graph) for value in (*each.value_info, *each.output)):
+                value.type.tensor_type.ClearField("shape")
 
 
 def _contradicts(declared: onnx.TypeProto.Tensor, inferred: onnx.TypeProto.Tensor, dynamic: Collection[str]) -> bool:

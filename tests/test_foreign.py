@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import small_graphs
+import torch
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from test_build import RTX
 
@@ -68,6 +69,33 @@ def test_weights_beside_the_graph_that_are_cut_off_are_to_be_copied_again(tmp_pa
     with pytest.raises(Refused, match=r"weights of .* cannot be read") as refused:
         rc.fold(path)
     assert (refused.value.code, "copy m.data again" in refused.value.hint) == ("onnx.invalid", True)
+
+
+def test_a_weight_is_as_long_as_its_shape(tmp_path):
+    (tmp_path / "w.bin").write_bytes(np.ones(24, dtype=np.float32).tobytes())
+    path = tmp_path / "net.onnx"
+    path.write_bytes(graph_with_weights_in("w.bin").SerializeToString())  # which says no length
+    assert rc.fold(path).verdict == "passed"
+    model = onnx.load(path)
+    model.graph.initializer[0].raw_data = np.ones(7, dtype=np.float32).tobytes()
+    onnx.save(model, path)
+    with pytest.raises(Refused, match="w has 28 bytes, but its shape and type take 24") as refused:
+        rc.fold(path)
+    assert refused.value.code == "onnx.invalid"
+
+
+def test_what_no_machine_can_measure_is_refused_at_once(tmp_path, repaconv):
+    nodes, weights = [("Conv", "x w", "y", {})], {"w": (4, 3, 3, 3)}
+    ends = {"x": (TensorProto.FLOAT, ["n", 3, 8, 8])}, {"y": (TensorProto.FLOAT, ["n", 4, 6, 6])}
+    path = small_graphs.saved("net.onnx", nodes, weights, *ends)
+    torch.save({}, "net.pth")
+    for words, ends_with, told in (
+        (("--batch", "99999999999"), 3, "not enough memory"),
+        (("--threads", "100000"), 2, "100000 threads per inference are more than the"),
+        (("--against", "net.pth"), 4, "net.pth is a checkpoint, and bench measures ONNX models"),
+    ):
+        code, _, said = repaconv("bench", path, "--rounds", "2", *words)
+        assert (code, told in said) == (ends_with, True), said
 
 
 @pytest.mark.parametrize(

@@ -145,24 +145,22 @@ def split_evenly(length: int, count: int) -> list[int] | None:
     return [each] * (count - 1) + [last] if last > 0 else None
 
 
+def tensors_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
+    """Yield the weights and constants of a graph or function, including those of its subgraphs."""
+    yield from getattr(graph, "initializer", ())
+    for sparse in getattr(graph, "sparse_initializer", ()):
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for entry in node.attribute:
+            yield from (*([entry.t] if entry.HasField("t") else []), *entry.tensors)
+        for inner in subgraphs_of(node):
+            yield from tensors_of(inner)
+
+
 def external_files(model: onnx.ModelProto) -> list[str]:
     """Return the names of external weight files, including those of subgraphs and functions."""
-    found: set[str] = set()
-
-    def look(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
-        tensors = list(getattr(graph, "initializer", ()))
-        for sparse in getattr(graph, "sparse_initializer", ()):
-            tensors += [sparse.values, sparse.indices]
-        for node in graph.node:
-            for entry in node.attribute:
-                tensors += [*([entry.t] if entry.HasField("t") else []), *entry.tensors]
-            for inner in subgraphs_of(node):
-                look(inner)
-        found.update(entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location")
-
-    for whole in (model.graph, *model.functions):
-        look(whole)
-    return sorted(found)
+    tensors = (tensor for whole in (model.graph, *model.functions) for tensor in tensors_of(whole))
+    return sorted({entry.value for each in tensors for entry in each.external_data if entry.key == "location"})
 
 
 @once_per_content

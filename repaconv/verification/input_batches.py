@@ -191,11 +191,9 @@ def random_pixels(shape: tuple[int, int, int], wanted: Preprocessing, *, count: 
     channels, height, width = shape
 
     def piece(start: int, stop: int) -> Batch:
-        draws = [
-            np.random.default_rng([seed, n]).integers(0, 256, (height, width, channels), dtype=np.uint8)
-            for n in range(start, stop)
-        ]
-        pixels = np.stack(draws)
+        pixels = np.empty((stop - start, height, width, channels), dtype=np.uint8)  # too large a batch fails at once
+        for n in range(start, stop):
+            pixels[n - start] = np.random.default_rng([seed, n]).integers(0, 256, pixels.shape[1:], dtype=np.uint8)
         return Batch({IMAGES: prepared(pixels, wanted)}, pixels=pixels)
 
     return Inputs(f"{count} images of random pixels, seed {seed}", (count, *shape), piece)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +20,7 @@ from repaconv.graph.onnx_files import (
     opset_of,
     require_inside,
     shorten_default_domain,
+    tensors_of,
 )
 from repaconv.graph.operator_facts import ARITHMETIC, BFLOAT16, DEFAULT_DOMAIN, HALVES, OLDEST_OPSET
 from repaconv.graph.random_operators import random_operators
@@ -40,6 +42,8 @@ FLOATS = (1, 10, 11, 16)
 """ONNX's float32, float16, float64 and bfloat16."""
 BIAS = 2
 """The input of a convolution or Gemm that a mask may have been added to: minus infinity hides a channel."""
+BELOW_ONE_BYTE = (21, 22, 23, 25, 26)
+"""ONNX's element types of 4 and 2 bits, several of which share a byte."""
 CONTROL = ("If", "Loop", "Scan")
 MIXED_TYPES = ("has inconsistent type", "elem type differs")
 """What ONNX's strict check says of values of two types where an operator takes one."""
@@ -54,7 +58,6 @@ def loaded(path: Path) -> onnx.ModelProto:
     Raises:
         Refused: The file is not valid ONNX, cannot be run, refers to files outside its folder, or exceeds 2 GiB.
     """
-    import onnx
     from onnx.inliner import inline_local_functions
 
     from repaconv.graph.graph_without_weights import check, correct_shapes, embed_sparse_weights, infer_shapes
@@ -76,7 +79,7 @@ def loaded(path: Path) -> onnx.ModelProto:
         raise too_large(str(path))
     before = {file: stamp_of(file) for file in (path, *weights)}
     try:
-        model = onnx.load(path)
+        model = _with_weights(path)
     except Exception as error:  # the graph itself was read before
         raise Refused(
             f"the weights of {path} cannot be read: {first_line(error)}.",
@@ -94,6 +97,7 @@ def loaded(path: Path) -> onnx.ModelProto:
         correct_shapes(model)
         infer_shapes(model)  # outputs may lack declared shapes
         check(model)
+        _require_no_bytes_left(model)
     except Exception as error:
         why = (_uncomputed_input(model) if UNSORTED in str(error) else "") or first_line(error)
         raise Refused(
@@ -123,6 +127,42 @@ def require_input_shapes(path: Path, model: onnx.ModelProto) -> None:
                 "224].",
                 code="onnx.no-shape",
             )
+
+
+def _with_weights(path: Path) -> onnx.ModelProto:
+    """Load a graph with its external weights. Without a length, one ends where its shape does, as for ONNX Runtime."""
+    import onnx
+    from onnx.external_data_helper import load_external_data_for_model
+
+    model = onnx.load(path, load_external_data=False)
+    for whole in (model.graph, *model.functions):
+        for tensor in tensors_of(whole):
+            stored, takes = {entry.key for entry in tensor.external_data}, _bytes_of(tensor)
+            if stored and "length" not in stored and takes is not None:
+                tensor.external_data.add(key="length", value=str(takes))
+    load_external_data_for_model(model, str(path.parent))
+    return model
+
+
+def _bytes_of(tensor: onnx.TensorProto) -> int | None:
+    """How many bytes its shape and type take; None if the type is unknown, or smaller than a byte."""
+    from onnx import helper
+
+    if tensor.data_type not in helper.get_all_tensor_dtypes() or tensor.data_type in BELOW_ONE_BYTE:
+        return None
+    return int(prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def _require_no_bytes_left(model: onnx.ModelProto) -> None:
+    """Refuse a weight with more bytes than its shape takes, which ONNX's checker accepts and no runtime does.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    for tensor in tensors_of(model.graph):
+        takes = _bytes_of(tensor)
+        if takes is not None and len(tensor.raw_data) > takes:
+            raise ValueError(f"{tensor.name} has {len(tensor.raw_data)} bytes, but its shape and type take {takes}")
 
 
 def _uncomputed_input(model: onnx.ModelProto) -> str:

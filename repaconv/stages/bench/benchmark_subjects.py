@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from repaconv.engines.targets import Target
 
 
+CHECKPOINTS = (".pth", ".pt", ".safetensors")
+"""Suffixes of files that no runtime opens, so that they are no engines either."""
+
+
 class BenchmarkSubject(NamedTuple):
     """One model to measure.
 
@@ -239,6 +243,12 @@ def _named_reference(path: Path, first: Path | None) -> BenchmarkSubject:
 def _existing(path: Path) -> Path:
     if not path.is_file():
         raise Refused(f"there is no file {path}.", hint="Give an .onnx file or a run folder.", code="bench.no-model")
+    if path.suffix in CHECKPOINTS:
+        raise Refused(
+            f"{path} is a checkpoint, and bench measures ONNX models and engines.",
+            hint=f"Fold and export it, and give its run: repaconv fold {path}; repaconv export",
+            code="bench.no-model",
+        )
     return path
 
 

@@ -127,21 +127,24 @@ class MeasuredOutputs(NamedTuple):
         return cls(
             calls,
             [
-                {name: _first_run(model.session, call.feeds(model.session.inputs)) for name, model in models.items()}
+                {
+                    name: _first_run(name, model.session, call.feeds(model.session.inputs), alone=len(models) == 1)
+                    for name, model in models.items()
+                }
                 for call in calls.batches
             ],
         )
 
 
-def _first_run(session: Session, feeds: Feeds) -> Mapping[str, Any]:
+def _first_run(name: str, session: Session, feeds: Feeds, *, alone: bool) -> Mapping[str, Any]:
     try:
         return session.run(feeds)
     except RepaconvError:
         raise
     except Exception as error:
         raise UsageProblem(
-            f"the model does not run on {shapes_told(feeds)}: {first_line(error)}.",
-            hint="Both models must take the same inputs.",
+            f"{name} does not run on {shapes_told(feeds)}: {first_line(error)}.",
+            hint="repaconv fold says what is wrong with a model." if alone else "All models must take the same inputs.",
             code="bench.shape",
         ) from error
 

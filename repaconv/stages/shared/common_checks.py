@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from repaconv.core import plugins
+from repaconv.core.errors import UsageProblem
 from repaconv.results import Artefact, Fact, ImageSize
 
 if TYPE_CHECKING:
@@ -49,6 +51,21 @@ def default_rewrites(device: Target, method: str) -> tuple[str, ...]:
     from repaconv.benchmark.cpu_isa_level import isa_level
 
     return device.form(method, isa_level(device.architecture))
+
+
+def require_cpus(threads: int | None) -> None:
+    """Refuse more threads than this machine has CPUs; a runtime may wait forever for very many.
+
+    Raises:
+        UsageProblem: If there are more.
+    """
+    cpus = os.cpu_count() or 1
+    if threads is not None and threads > cpus:
+        raise UsageProblem(
+            f"{threads} threads per inference are more than the {cpus} CPUs of this machine.",
+            hint="Reduce --threads.",
+            code="bench.threads",
+        )
 
 
 def load_target(name: str | Target) -> Target:

@@ -84,6 +84,19 @@ def test_a_weight_is_as_long_as_its_shape(tmp_path):
     assert refused.value.code == "onnx.invalid"
 
 
+def test_a_recipe_is_made_of_what_can_be_read(tmp_path, repaconv):
+    (tmp_path / "net.onnx").write_bytes(graph_with_weights_in("w.bin").SerializeToString()[:50])
+    assert repaconv("new-recipe", "net.onnx")[0] == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["net.onnx"]
+
+
+def test_of_a_result_that_is_damaged_the_first_fault_is_told(tmp_path, repaconv):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "fold.json").write_text("{}")
+    code, _, said = repaconv("report", "run")
+    assert (code, "run/fold.json is not a readable MethodFold: made_by: field required." in said) == (4, True), said
+
+
 def test_what_no_machine_can_measure_is_refused_at_once(tmp_path, repaconv):
     nodes, weights = [("Conv", "x w", "y", {})], {"w": (4, 3, 3, 3)}
     ends = {"x": (TensorProto.FLOAT, ["n", 3, 8, 8])}, {"y": (TensorProto.FLOAT, ["n", 4, 6, 6])}

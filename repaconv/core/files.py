@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from repaconv.core import change_guard
 from repaconv.core.errors import EnvironmentProblem, Refused
+from repaconv.core.toml_positions import problems
 from repaconv.results import PREVIOUS, SCHEMA_VERSION, Payload, Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -342,9 +343,9 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
             )
         return kind.model_validate(plain)
     except (ValidationError, ValueError, OSError) as error:
-        first = str(error).splitlines()[0]
+        wrong = problems(error, "", {})[0].message if isinstance(error, ValidationError) else str(error).splitlines()[0]
         raise Refused(
-            f"{path} is not a readable {kind.__name__}: {first}.",
+            f"{path} is not a readable {kind.__name__}: {wrong.rstrip('.')}.",
             hint="Run the stage that writes it again.",
             code="artefact.unreadable",
         ) from error

@@ -11,7 +11,7 @@ from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.files import is_utf8, sha256_of, write_text
 from repaconv.core.progress import Progress, silent
-from repaconv.graph.onnx_files import is_graph
+from repaconv.graph.onnx_files import is_graph, read_graph
 from repaconv.results import Claim, Fact, Inspection, NewRecipe
 from repaconv.stages.inspect.stage import inspect
 from repaconv.stages.shared.fetched_files import address_of, local_path
@@ -50,7 +50,7 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        Refused: If there is no such file, or it has no weights.
+        Refused: If there is no such file, it is damaged, or it has no weights.
         UsageProblem: If the recipe exists already.
     """
     source, address = local_path(checkpoint), address_of(checkpoint)
@@ -67,6 +67,8 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
             f"a recipe is UTF-8, and cannot name {place}, which is not.", hint="Rename the file.", code="file.name"
         )
     progress("inspect", 0, 0)
+    if source.is_file() and is_graph(source):
+        read_graph(source)  # refuses what is no ONNX
     seen = None if is_graph(source) or source.is_dir() else inspect(source)
     lines = [*_head(source, seen, place), *(_settings(seen) if seen else ()), *_reference(seen)]
     write_text(path, "\n".join(lines) + "\n" + REST.format(name=path.name))

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 #
 # Diverse Branch Block (Ding et al. 2021, fig. 3) needs this. Zero padding after the shift of a BatchNorm differs from
 # zero padding before it, so its training-time architecture writes what BatchNorm makes of zeros into the border. With
-# the padding moved into the 1x1 convolution, the next convolution has no padding, and the two can be composed. Without
-# a convolution after it (the key and value windows of HaloNet) only the border would be multiplied, too.
+# the padding moved into the 1x1 convolution, the next convolution has no padding, and the two can be composed. If no
+# convolution reads it (the keys and values of HaloNet), the border would only be multiplied as well.
 
 
 def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:

@@ -20,7 +20,7 @@ from repaconv.results import Link, Tolerance
 from repaconv.sources.onnx_model_variants import GraphForm
 from repaconv.sources.source_of_run import subject_of
 from repaconv.verification import float64_agreement, float64_graphs
-from repaconv.verification.comparison import Comparison, PerNeighborhood, surely_within
+from repaconv.verification.comparison import IN_CACHE, Comparison, PerNeighborhood, surely_within
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import AT_ONCE, differing_operators, graph_rounding
 from repaconv.verification.float64_graphs import ReferenceEvaluation
@@ -344,8 +344,20 @@ def test_what_is_quickly_within_the_tolerance_is_so_in_the_comparison():
         compared.add({"y": found.astype(np.float64)}, {"y": right.astype(np.float64)})
         within = compared.links("", "")[0].verdict != "failed"
         assert surely_within(found, right, 1e-5, 0.0) in (within, False)
+        assert surely_within(found, right.astype(np.float64), 1e-5, 0.0) == surely_within(found, right, 1e-5, 0.0)
         quick += surely_within(found, right, 1e-5, 0.0) == within
     assert quick > 590  # and it is of use: almost always it answers
+
+
+def test_one_number_beyond_the_tolerance_is_found_wherever_it_is():
+    right = np.ones((3, IN_CACHE))  # compared in three parts
+    for at in (0, IN_CACHE - 1, IN_CACHE, right.size - 1):
+        found = right.astype(np.float32)
+        assert surely_within(found, right, 1e-5, 0.0)
+        found.flat[at] += 1e-3
+        assert not surely_within(found, right, 1e-5, 0.0)
+    right.flat[IN_CACHE], found.flat[IN_CACHE] = 1e39, np.inf  # in float32 both are infinite
+    assert not surely_within(found, right, 1e-5, 0.0)
 
 
 def test_integers_types_and_shapes_are_not_quickly_equal_if_they_differ():

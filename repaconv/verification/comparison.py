@@ -222,6 +222,8 @@ def _along(size: Array, axis: int) -> Array:
 
 NEARLY = 1 - 1e-6
 """Of what is allowed, what `surely_within` uses up: float32 rounds the error and the limit by 1e-7."""
+IN_CACHE = 1 << 14
+"""Numbers that `surely_within` compares at a time."""
 TINY = 1e-30
 """Where all numbers are smaller, products with a tolerance may be denormal."""
 
@@ -234,34 +236,50 @@ def surely_within(found: Array, right: Array, relative: float, least: float) -> 
 
     Args:
         found: The candidate, in float32, or integers.
-        right: The reference, in the same type.
+        right: The reference, in float32 or in float64, which is rounded; or integers of the same type.
         relative: The tolerance, relative to the neighborhood.
         least: The absolute one.
     """
-    if found.shape != right.shape or found.dtype != right.dtype or not right.size:
+    if found.shape != right.shape or found.dtype.kind != right.dtype.kind or not right.size:
         return False
-    if right.dtype != np.float32:
-        return right.dtype.kind in "iub" and bool((found == right).all())
+    if found.dtype != np.float32:
+        return right.dtype.kind in "iub" and found.dtype == right.dtype and bool((found == right).all())
     found, right = np.atleast_1d(found), np.atleast_1d(right)
-    size, error = np.abs(right), found - right
-    np.abs(error, out=error)
-    most = float(size.max())
+    with np.errstate(over="ignore"):
+        most = float(np.float32(max(-right.min(), right.max())))
     if not TINY < most < np.inf:
         return False  # NaN included
     least = _absolute(relative, least, most)
-    limit = size * np.float32(relative)
-    np.maximum(limit, np.float32(least), out=limit)
-    limit *= NEARLY
-    within = error <= limit
-    if within.all():
+    beyond = _beyond(found.reshape(-1), right.reshape(-1), relative, least)
+    if not beyond.size:
         return True
-    at = np.unravel_index(np.flatnonzero(~within), within.shape)  # np.nonzero takes ten times as long
+    right = right.astype(np.float32, copy=False)
+    size, at = np.abs(right), np.unravel_index(beyond, right.shape)  # np.nonzero takes ten times as long
     error = np.abs(found[at].astype(np.float64) - right[at])
     scale = np.full(len(at[0]), most)
     for axis in range(size.ndim):
         others = tuple(other for other in range(size.ndim) if other != axis)
         scale = np.minimum(scale, size.max(others)[at[axis]])
     return bool((error <= np.maximum(relative * scale, least)).all())
+
+
+def _beyond(found: Array, right: Array, relative: float, least: float) -> Array:
+    """The places of numbers that are not within the tolerance of their own size.
+
+    Some numbers at a time, so that what is computed on the way stays in the cache.
+    """
+    beyond = []
+    for begin in range(0, len(right), IN_CACHE):
+        here = right[begin : begin + IN_CACHE].astype(np.float32)
+        error = np.abs(found[begin : begin + IN_CACHE] - here)
+        limit = np.abs(here, out=here)
+        limit *= np.float32(relative)
+        np.maximum(limit, np.float32(least), out=limit)
+        limit *= NEARLY
+        within = error <= limit
+        if not within.all():
+            beyond.append(np.flatnonzero(~within) + begin)
+    return np.concatenate(beyond) if beyond else np.zeros(0, np.intp)
 
 
 def _absolute(relative: float, least: float, most: float) -> float:

@@ -305,9 +305,9 @@ def _agrees(node: Any, reference: ReferenceEvaluation, held: Mapping[str, Any], 
             if node.op_type in COORDINATES:
                 rtol = max(rtol, OFF * max(single.shape, default=0))
         if isinstance(single, np.ndarray) and isinstance(right, np.ndarray):
-            right = right.astype(single.dtype)  # so that what overflows in float32 is infinite
             if surely_within(single, right, rtol, NEAR_ONE if node.op_type in ACTIVATIONS else 0.0):
                 continue
+            right = right.astype(single.dtype)  # so that what overflows in float32 is infinite
         allowed = Tolerance(kind="exact", rtol=rtol, atol=NEAR_ONE if node.op_type in ACTIVATIONS else 0.0)
         compared = Comparison("float32", allowed, None, scale=PerNeighborhood, vague=inf)
         compared.add({name: _wide(single)}, {name: _wide(right)}, rounding=Rounding(JITTERED, movements))

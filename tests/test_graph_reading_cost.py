@@ -36,6 +36,15 @@ def test_the_shape_of_a_constant_is_known_wherever_its_numbers_are():
     assert shape_of_constant(weight) is constant(weight) is None
 
 
+def test_numbers_in_float64_are_not_copied_and_cannot_be_changed():
+    model, double = _product(), np.ones((8, 4))
+    weight = model.graph.initializers["w"]
+    weight.const_value = ir.tensor(double)
+    assert np.shares_memory(constant(weight), double)
+    assert double.flags.writeable
+    assert not constant(weight).flags.writeable
+
+
 def test_weights_are_not_read_along_an_axis_on_which_they_do_not_act():
     model = _product()
     shape = ir.Shape([8, 4])

@@ -28,12 +28,19 @@ SMALL = 1024
 
 
 def constant(value: ir.Value | None) -> Array | None:
-    """Return a constant's numbers, floats in float64; None if it is computed, a graph input, or opaque."""
+    """Return a constant's numbers, floats in float64; None if it is computed, a graph input, or opaque.
+
+    They are read-only: large ones that are stored in float64 are not copied.
+    """
     if value is None or not is_constant(value):
         return None
     found = _stored(value)
     is_float = found.dtype.kind == "f" or (found.dtype.kind == "V" and found.dtype.name == "bfloat16")
-    return found.astype(np.float64) if is_float else found
+    if not is_float:
+        return found
+    numbers: Array = found.astype(np.float64, copy=False).view()
+    numbers.flags.writeable = False
+    return numbers
 
 
 def _stored(value: ir.Value) -> Array:

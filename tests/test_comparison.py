@@ -125,7 +125,7 @@ def test_a_class_near_zero_in_one_image_is_held_to_its_size_in_all():
 
 
 @pytest.mark.parametrize("scale", [PerImage, PerNeighborhood])
-@pytest.mark.parametrize("infinite", [np.inf, -np.inf])
+@pytest.mark.parametrize("infinite", [np.inf, -np.inf, float(np.finfo(np.float32).min)])
 def test_an_infinity_on_one_side_is_different_whatever_else_is_infinite(scale, infinite):
     right = RIGHT.copy()
     right[:, 0] = infinite

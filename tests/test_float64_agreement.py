@@ -360,6 +360,11 @@ def test_one_number_beyond_the_tolerance_is_found_wherever_it_is():
     assert not surely_within(found, right, 1e-5, 0.0)
 
 
+def test_numbers_next_to_one_that_a_mask_hides_are_not_quickly_equal():
+    hidden = np.array([np.finfo(np.float32).min, 1.0], np.float32)
+    assert not surely_within(hidden + np.array([0, 0.5], np.float32), hidden, 1e-5, 0.0)
+
+
 def test_integers_types_and_shapes_are_not_quickly_equal_if_they_differ():
     one = np.arange(4)
     assert surely_within(one, one.copy(), 1e-5, 0.0)

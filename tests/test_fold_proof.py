@@ -323,10 +323,11 @@ def test_a_graph_of_which_nothing_could_be_compared_is_refused(repaconv):
     assert not Path("repaconv-out").exists()
 
 
+@pytest.mark.parametrize("hidden", [-np.inf, np.finfo(np.float32).min])
 @pytest.mark.parametrize("plant", [None, weight("w", lambda w: 1.01 * w)])
-def test_numbers_beside_those_that_a_mask_hides_are_compared_on_several_probes(plant, monkeypatch):
+def test_numbers_beside_those_that_a_mask_hides_are_compared_on_several_probes(plant, hidden, monkeypatch):
     rows = [*TWO, ("Where", "mask z hidden", "y")]
-    mask = {"mask": np.array([True, True, False, True]), "hidden": np.array(-np.inf)}
+    mask = {"mask": np.array([True, True, False, True]), "hidden": np.array(hidden)}
     onnx.save(net_of(rows, WEIGHTS | mask, {"x": (F, (1, 4))}, {"y": F}), "net.onnx")
     if plant is None:
         assert [link.verdict for link in rc.fold("net.onnx").links] == ["passed"]

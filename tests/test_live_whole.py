@@ -377,9 +377,10 @@ class Masked(nn.Sequential):
         return super().forward(x).masked_fill(torch.arange(5) > 2, self.hidden)
 
 
-def test_numbers_beside_those_that_a_mask_hides_are_compared():
+@pytest.mark.parametrize("hidden", [float("-inf"), torch.finfo(torch.float32).min, torch.finfo(torch.float64).min])
+def test_numbers_beside_those_that_a_mask_hides_are_compared(hidden):
     example = torch.randn(2, 3, 8, 8)
-    model = Masked(float("-inf")).double()
+    model = Masked(hidden).double()
     folded = rc.fold(model, example=example)
     assert rows(folded) == [("1", "1 -> 0")]
     torch.testing.assert_close(folded.eval()(example.double()), model.eval()(example.double()))

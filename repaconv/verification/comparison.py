@@ -28,7 +28,7 @@ from repaconv.core.errors import Refused, first_line
 from repaconv.engines.contract import Feeds
 from repaconv.results import Accuracy, Figures, Link, Metrics, Reason, Tolerance, outputs_told
 from repaconv.results.link_reasons import verdict_for
-from repaconv.verification.output_metrics import Meter, largest, without_equal_infinities
+from repaconv.verification.output_metrics import HIDES, Meter, largest, without_equal_infinities
 from repaconv.verification.rounding import SATURATED, VAGUE, Kind, Rounding, apart
 from repaconv.verification.tolerances import (
     EXPLAINED,
@@ -247,8 +247,8 @@ def surely_within(found: Array, right: Array, relative: float, least: float) -> 
     found, right = np.atleast_1d(found), np.atleast_1d(right)
     with np.errstate(over="ignore"):
         most = float(np.float32(max(-right.min(), right.max())))
-    if not TINY < most < np.inf:
-        return False  # NaN included
+    if not TINY < most < HIDES:
+        return False  # NaN and masks included
     least = _absolute(relative, least, most)
     beyond = _beyond(found.reshape(-1), right.reshape(-1), relative, least)
     if not beyond.size:

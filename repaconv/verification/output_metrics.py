@@ -79,6 +79,8 @@ NO_ANGLE = np.inf
 # Of few outputs all may be near zero by chance, where rounding is as large as ever: an image's scale is no smaller than
 # a quarter of the usual one, and, so that a quiet image beside loud ones is not excused, than that allows of its own.
 QUIET, REACH = 0.25, 1e4
+HIDES = np.finfo(np.float32).max
+"""What a mask writes, if it does not write infinity: `torch.finfo(x.dtype).min`. It is no measure of other numbers."""
 
 
 class Meter:
@@ -262,10 +264,10 @@ def _class_rows(a: Array, b: Array) -> dict[str, Array]:
 
 
 def without_equal_infinities(candidate: Array, reference: Array) -> tuple[Array, Array]:
-    """Both with 0 where both have the same infinity, as masks do, or both NaN."""
+    """Both with 0 where both have the same infinity or the largest number, as masks do, or both NaN."""
     if candidate.dtype.kind != "f" or reference.dtype.kind != "f":
         return candidate, reference
-    same = (np.isinf(reference) & (candidate == reference)) | _nan_in_both(candidate, reference)
+    same = ((np.abs(reference) >= HIDES) & (candidate == reference)) | _nan_in_both(candidate, reference)
     if not same.any():
         return candidate, reference
     return np.where(same, 0.0, candidate), np.where(same, 0.0, reference)
@@ -283,8 +285,9 @@ def _nan_in_both(candidate: Array, reference: Array) -> NDArray[np.bool_]:
 
 
 def largest(b: NDArray[Any]) -> NDArray[Any]:
-    """How large every number is; 0 for what is none."""
-    return np.where(np.isfinite(b), np.abs(b, dtype=np.float64), 0.0)
+    """How large every number is; 0 for what is none, and for what a mask hides."""
+    size = np.abs(b, dtype=np.float64)
+    return np.where(size < HIDES, size, 0.0)
 
 
 def _cosines(a: Array, b: Array, directions: int) -> Array:

@@ -778,6 +778,27 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(repaconv, weight, value,
         assert "not-finite" not in err
 
 
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("rows", "left"),
+    [
+        ([("Conv", "x k", "1"), ("Conv", "1 w b", "y")], ["Conv"]),
+        (
+            [("Conv", "x k", "1"), ("Relu", "1", "2"), ("Mul", "2 s", "3"), ("Conv", "3 w b", "y")],
+            ["Conv", "Relu", "Conv"],
+        ),
+    ],
+)
+def test_pointwise_convolutions_are_merged_along_one_axis_too(rows, left, axes):
+    """As in networks on sound and on points."""
+    one = [1] * axes
+    weights = {"k": normal(6, 8, *one), "w": normal(4, 6, *one), "b": normal(4), "s": normal(6, *one)}
+    typed = {name: array.astype(np.float32) for name, array in weights.items()}
+    onnx.save(graph(rows, typed, {"x": ("N", 8, *[5] * axes)}, kind=TensorProto.FLOAT), "net.onnx")
+    assert rc.fold("net.onnx", out="run", measure=False).verdict == "passed"
+    assert [node.op_type for node in onnx.load("run/net.folded.onnx").graph.node] == left
+
+
 @pytest.mark.parametrize(
     ("rows", "shape"),
     [

@@ -352,8 +352,8 @@ def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> It
 
 
 def _is_linear_graph_edge(kernel: Kernel) -> bool:
-    """Whether the kernel is an edge of a linear graph, which the `affine` rewrite folds."""
-    return kernel.acts_by_place and (kernel.groups == 1 or kernel.is_diagonal)
+    """Whether the kernel is an edge of a linear graph, which the `affine` rewrite folds; none is along one axis."""
+    return kernel.acts_by_place and (kernel.groups == 1 or kernel.is_diagonal) and len(kernel.taps) != 1
 
 
 def _pixel_ratio(second: Kernel, between: ir.Value, out: ir.Value) -> float:
@@ -370,10 +370,10 @@ def _into_readers(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Chan
 
     They may read what pools, crops and the like make of it, if the scale and shift act on that as well.
     """
-    found, scale, out = scale_and_shift(node, IMAGE), scale_of(node), node.outputs[0]
+    found, scale, out = scale_and_shift(node, IMAGE, 3), scale_of(node, 3), node.outputs[0]
     if found is None or scale is None:
         return
-    last = end_of_commuting_chain(node)
+    last = end_of_commuting_chain(node)  # a convolution reads images of three axes, too
     readers = [user for user, place in last.uses() if user.op_type == "Conv" and not user.domain and place == 0]
     if not readers or len(readers) < len(last.uses()) or last.is_graph_output():
         return

@@ -97,9 +97,12 @@ def _placed(node: ir.Node, weight: Array, bias: Array | None, groups: int) -> Ke
     return Kernel.convolution(weight, bias, groups=groups, strides=strides, pads=pads, dilations=dilations)
 
 
-def scale_of(node: ir.Node) -> Kernel | None:
-    """A per-channel scale and shift of an image as a 1x1 depthwise kernel; None if the node is none."""
-    found = scale_and_shift(node, IMAGE)
+def scale_of(node: ir.Node, least: int = 4) -> Kernel | None:
+    """A per-channel scale and shift of an image as a 1x1 depthwise kernel; None if the node is none.
+
+    ``least`` is the smallest rank of an image.
+    """
+    found = scale_and_shift(node, IMAGE, least)
     shape = sizes(found.x) if found is not None else None
     if found is None or shape is None or any(value.uses() for value in node.outputs[1:]):
         return None

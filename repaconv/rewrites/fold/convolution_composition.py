@@ -47,7 +47,7 @@ from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import as_numbers, set_shape, shaped_like, sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of, pad_value, scale_of, spatial_padding
-from repaconv.rewrites.fold.scales_after_convolutions import absorbed, end_of_commuting_chain
+from repaconv.rewrites.fold.scales_after_convolutions import absorbed, readers_behind
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -368,27 +368,27 @@ def _pixel_ratio(second: Kernel, between: ir.Value, out: ir.Value) -> float:
 def _into_readers(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
     """Fold a per-channel scale and shift into all convolutions that read it, if nothing else does.
 
-    They may read what pools, crops and the like make of it, if the scale and shift act on that as well.
+    They may read what pools, crops and the like make of it, if the scale and shift act on that as well. A scale alone
+    acts on products as well, such as an image times a gate that is computed of it.
     """
-    found, scale, out = scale_and_shift(node, IMAGE, 3), scale_of(node, 3), node.outputs[0]
-    if found is None or scale is None:
+    found, scale = scale_and_shift(node, IMAGE, 3), scale_of(node, 3)  # a convolution reads images of three axes, too
+    behind = readers_behind(node) if found is not None and scale is not None else None
+    if found is None or scale is None or behind is None:
         return
-    last = end_of_commuting_chain(node)  # a convolution reads images of three axes, too
-    readers = [user for user, place in last.uses() if user.op_type == "Conv" and not user.domain and place == 0]
-    if not readers or len(readers) < len(last.uses()) or last.is_graph_output():
-        return
+    readers, are_apart = behind
     kernels = [kernel_of(reader) for reader in readers]
-    if last is out and all(kernel is not None and _is_linear_graph_edge(kernel) for kernel in kernels):
+    if not are_apart and all(kernel is not None and _is_linear_graph_edge(kernel) for kernel in kernels):
         return
     made = [composed(kernel, scale) if kernel is not None else None for kernel in kernels]
     whole = [one for one in made if one is not None]
-    if len(whole) < len(readers) or any(reader.graph is not model.graph for reader in readers):
+    if len(whole) < len(readers):
         return
+    node.outputs[0].replace_all_uses_with(found.x)
     for reader, one in zip(readers, whole, strict=True):
-        _replace_by_conv(model, reader, one, found.x if last is out else last)
+        x = reader.inputs[0]
+        assert x is not None
+        _replace_by_conv(model, reader, one, x)
         yield Change(rewrite=rewrite, place=node.name or "", description=f"{node.op_type} -> {reader.name} behind it")
-    if last is not out:
-        out.replace_all_uses_with(found.x)
 
 
 def _replace_by_conv(model: ir.Model, node: ir.Node, kernel: Kernel, x: ir.Value) -> None:

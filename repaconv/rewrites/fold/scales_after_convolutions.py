@@ -30,7 +30,6 @@ from repaconv.graph.nodes_and_constants import (
     is_read,
     is_read_once,
     made_by,
-    only_reader,
 )
 from repaconv.graph.operator_facts import VIEWS
 from repaconv.graph.symbolic_shapes import as_numbers, rank_of, shaped_like, sizes
@@ -73,17 +72,44 @@ def absorbed(model: ir.Model, rewrite: str) -> Iterator[Change]:
         model.graph.remove(node, safe=True)
 
 
-def end_of_commuting_chain(node: ir.Node) -> ir.Value:
-    """Follow the only readers of a scale and shift for as long as the same ones could be applied to their outputs."""
-    value = node.outputs[0]
-    found = affine_of(node) if only_reader(value, *_COMMUTING) is not None else None
-    while found is not None and (reader := only_reader(value, *_COMMUTING)) is not None and len(reader.outputs) == 1:
-        _, affine = found
-        width, new = ((sizes(each) or ())[1:2] for each in (value, reader.outputs[0]))
-        if not width or width != new or len(value.uses()) > 1 or not _RULES[reader.op_type](reader, affine):
-            break
-        value = reader.outputs[0]
-    return value
+def readers_behind(node: ir.Node) -> tuple[list[ir.Node], bool] | None:
+    """The convolutions that read a scale and shift, or what operators between make of it, and whether there are any.
+
+    The same scale and shift could be applied to their inputs: between are pools, crops and the like, and for a scale
+    alone products with other values. None if anything else reads one of these values.
+    """
+    found = affine_of(node)
+    todo, between = [node.outputs[0]], set()
+    convolutions: dict[ir.Node, None] = {}
+    while todo and found is not None:
+        value = todo.pop()
+        if value.is_graph_output() or not value.uses():
+            return None
+        for reader, place in value.uses():
+            if reader.graph is not node.graph or reader.domain:
+                return None
+            if reader.op_type == "Conv" and place == 0:
+                convolutions[reader] = None
+            elif reader in between or not _commutes(reader, place, found[1]):
+                return None  # a product of two scaled values is scaled twice
+            else:
+                between.add(reader)
+                todo.append(reader.outputs[0])
+    return None if found is None else (list(convolutions), bool(between))
+
+
+def _commutes(reader: ir.Node, place: int, affine: Affine) -> bool:
+    """Whether a scale and shift of one input of a node could be applied to its output."""
+    shapes = [sizes(reader.inputs[place]), sizes(reader.outputs[0])]
+    if any(shape is None for shape in shapes) or len(reader.outputs) > 1:
+        return False
+    before, after = (shape for shape in shapes if shape is not None)
+    if len(before) != len(after) or before[1:2] != after[1:2]:
+        return False
+    if reader.op_type == "Mul":
+        others = [size for part in affine[:1] for size in part.shape[2:]]
+        return affine.shift is None and not is_constant(reader.inputs[1 - place]) and set(others) <= {1}
+    return reader.op_type in _COMMUTING and place == 0 and bool(_RULES[reader.op_type](reader, affine))
 
 
 def _layers_before(value: ir.Value, affine: Affine) -> list[_Layer]:
@@ -236,6 +262,6 @@ _RULES: dict[str, Callable[[ir.Node, Affine], _Sources]] = {
     "DepthToSpace": _depth_to_space,
     **dict.fromkeys(VIEWS, _viewed),
 }
-_COMMUTING = ("AveragePool", "MaxPool", "Resize", "Slice", "Pad")
+_COMMUTING = ("AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool", "ReduceMean", "Resize", "Slice", "Pad")
 """Operators with one image as input and one as output, which may have the same channels."""
 _LAYERS = ("Conv", "ConvTranspose")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.algebra.channel_maps import Vector, channel_vector
-from repaconv.graph.nodes_and_constants import Array, attribute, constant, is_constant
+from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, is_constant
 from repaconv.graph.operator_facts import ARITHMETIC, EPSILON
-from repaconv.graph.symbolic_shapes import rank_of, sizes
+from repaconv.graph.symbolic_shapes import rank_of, shaped_like, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -48,6 +48,13 @@ def batchnorm(node: ir.Node) -> tuple[Vector, Vector] | None:
     gamma, beta, mean, variance = (part for part in parts if part is not None)
     scale = gamma / np.sqrt(variance + float(attribute(node, "epsilon", EPSILON)))
     return scale, beta - mean * scale
+
+
+def write_batchnorm(write: Writer, x: ir.Value, scale: Vector, shift: Vector) -> ir.Value:
+    """Write a scale and a shift as one BatchNormalization with mean 0 and variance 1 - epsilon."""
+    width = len(scale)
+    parts = (scale, shift, np.zeros(width), np.full(width, 1 - EPSILON))
+    return shaped_like(write("BatchNormalization", x, *map(write.constant, parts), epsilon=EPSILON), x)
 
 
 class Affine(NamedTuple):

@@ -10,6 +10,7 @@ from repaconv.graph.model_rewriting import tidy
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.results import Change
 from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
+from repaconv.rewrites.fold.batch_norm_operator import BATCH_NORM
 from repaconv.rewrites.fold.computed_shapes import SHAPES
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
@@ -73,6 +74,7 @@ FOLDS: tuple[Rewrite, ...] = (
     READ_TOKENS,
     POOL_PADDING,
     POOLS_IN_SERIES,
+    BATCH_NORM,
     RELEASE,
     FINISH,
     RELEASE_SUMS,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.algebra.channel_maps import Dense, Map, Pick, Vector
-from repaconv.graph.channel_axes import IMAGE, LAST
+from repaconv.graph.channel_axes import IMAGE, LAST, write_batchnorm
 from repaconv.graph.index_selections import Places, runs_of
 from repaconv.graph.nodes_and_constants import Writer, made_by
 from repaconv.graph.symbolic_shapes import Sizes, set_shape, shaped_like, sizes
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 SHORTEST_SLICE, MOST_SLICES = 3, 4
 """How long slices of the last axis are on average, at least, and how many, at most, that Slice and Concat copy. A
 Gather in their place takes 8 ns for each number, a slice 20 (ONNX Runtime)."""
-EPSILON = 1e-5
-"""The epsilon of a BatchNormalization that is written for a scale and a shift; its variance is 1 - epsilon."""
 
 
 def emit(model: ir.Model, graph: LinearGraph, axis: int, rewrite: str) -> Iterator[Change]:
@@ -322,7 +320,7 @@ class _Emitter:
             return chosen, shift
         if shift is not None and self.axis == IMAGE:
             self.words.append("scale and shift")
-            return self._batchnorm(chosen, scale, shift), None
+            return write_batchnorm(self.write, chosen, scale, shift), None
         self.words.append("Mul")
         return self._multiplied(chosen, scale), shift
 
@@ -342,13 +340,6 @@ class _Emitter:
         shape = (*self.shape[: self.place], len(rows) + 1, *self.shape[self.place + 1 :])
         set_shape(padded, shape, part)
         return self._chosen_order(padded, places)
-
-    def _batchnorm(self, value: ir.Value, scale: Vector, shift: Vector) -> ir.Value:
-        """Write a scale and a shift as one BatchNormalization with mean 0 and variance 1 - epsilon."""
-        width = len(scale)
-        epsilon = float(np.float32(EPSILON))
-        parts = (scale, shift, np.zeros(width), np.full(width, 1 - epsilon))
-        return self._node("BatchNormalization", value, *map(self.write.constant, parts), epsilon=epsilon)
 
 
 def _is_uniform(numbers: Vector) -> bool:

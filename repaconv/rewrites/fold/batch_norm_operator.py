@@ -1,0 +1,46 @@
+"""batch-norm: write a scale and a shift of the channels of an image, which no layer absorbed, as one operator.
+
+Keras writes BatchNorm as Mul and Add. Those before an activation (DenseNet, ResNet V2, NASNet) stay. ONNX Runtime runs
+convolutions in a layout of its own, from and to which it converts around a Mul or Add of a constant; a
+BatchNormalization runs in that layout, and takes the activation with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from repaconv.graph.channel_axes import IMAGE, scale_and_shift, write_batchnorm
+from repaconv.graph.model_rewriting import clean
+from repaconv.graph.nodes_and_constants import Writer, nodes_of, only_reader
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.results import Change
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+TYPES = ("FLOAT", "DOUBLE", "FLOAT16")
+"""Element types for which ONNX Runtime has BatchNormalization."""
+
+
+def apply(model: ir.Model) -> Iterator[Change]:
+    """Write BatchNormalization for every scale of channels that only a shift reads; in place."""
+    for node in nodes_of(model, "Mul", "Div"):
+        added = only_reader(node.outputs[0], "Add", "Sub")
+        first = scale_and_shift(node, IMAGE)
+        second = scale_and_shift(added, IMAGE) if added is not None else None
+        if first is None or second is None or added is None or second.x is not node.outputs[0] or second.shift is None:
+            continue
+        if first.x.dtype is None or first.x.dtype.name not in TYPES:
+            continue
+        scale, shift = first.scale * second.scale, second.shift
+        if (scale == scale[0]).all() and (shift == shift[0]).all():
+            continue  # two numbers: the axis of channels is not known
+        write = Writer(model, added)
+        write.replace(added.outputs[0], write_batchnorm(write, first.x, scale, shift))
+        description = f"{node.op_type}, {added.op_type} -> BatchNormalization"
+        yield Change(rewrite=BATCH_NORM.name, place=node.name or "", description=description)
+    clean(model)
+
+
+BATCH_NORM = Rewrite("batch-norm", "a scale of the channels of an image that only a shift reads", apply)

@@ -1,0 +1,104 @@
+"""batch-norm: a scale and a shift of channels that no layer absorbs are one operator."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from test_fold_onnx import graph
+from test_hard_swish import single
+
+import repaconv as rc
+from repaconv.graph.element_type_conversion import retyped
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.fold.batch_norm_operator import BATCH_NORM
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
+from repaconv.verification.float64_graphs import ReferenceEvaluation
+
+RANDOM = np.random.default_rng(0)
+CHANNELS = {
+    **{"s": RANDOM.standard_normal((1, 4, 1, 1)), "t": RANDOM.standard_normal((4, 1, 1)), "2": np.array(2.0)},
+    **{"l": RANDOM.standard_normal(5), "z": np.zeros((1, 4, 1, 1)), "k": RANDOM.standard_normal((3, 4, 3, 3))},
+    **{"i": np.array([4]), "s5": RANDOM.standard_normal((1, 4, 1, 1, 1)), "t5": RANDOM.standard_normal((4, 1, 1, 1))},
+    "whole": RANDOM.standard_normal((1, 4, 6, 5)),
+}
+SHAPE = (2, 4, 6, 5)
+PADDED = {"pads": [1] * 4}
+
+
+def kinds(rows, shape=SHAPE, outputs=("y",), folds=FOLDS):
+    """The operators after folding, which compute the same in float64."""
+    model = graph(rows, CHANNELS, {"x": shape}, outputs, opset=13)
+    after, _ = rewritten(model, folds)
+    onnx.checker.check_model(after, full_check=True)
+    image = {"x": RANDOM.standard_normal([2 if size == "B" else size for size in shape])}
+    before, behind = (ReferenceEvaluation(each).run(image) for each in (model, after))
+    for name in outputs:
+        np.testing.assert_allclose(behind[name], before[name], rtol=0, atol=1e-12 * np.abs(before[name]).max())
+    return [node.op_type for node in after.graph.node]
+
+
+@pytest.mark.parametrize("shape", [SHAPE, ("B", 4, 6, 5), (1, 4, 1, 1)], ids=["fixed", "dynamic batch", "one pixel"])
+@pytest.mark.parametrize("first", ["s", "2", "z"])
+def test_a_scale_and_a_shift_before_an_activation_are_one(first, shape):
+    start, end = ("Sin", "x", "a"), [("Relu", "c", "d"), ("Conv", "d k", "y", PADDED)]
+    for rows in (
+        [start, ("Mul", f"a {first}", "b"), ("Add", "t b", "c")],
+        [start, ("Mul", f"{first} a", "b"), ("Sub", "b t", "c")],
+        [start, ("Mul", f"a {first}", "b"), ("Sub", "t b", "c")],
+    ):
+        assert kinds([*rows, *end], shape) == ["Sin", "BatchNormalization", "Relu", "Conv"]
+
+
+def test_a_division_and_images_of_three_axes():
+    rows = [("Sin", "x", "a"), ("Div", "a s", "b"), ("Add", "b t", "y")]
+    assert kinds(rows) == ["Sin", "BatchNormalization"]
+    rows = [("Sin", "x", "a"), ("Unsqueeze", "a i", "u"), ("Mul", "u s5", "b"), ("Add", "b t5", "y")]
+    assert kinds(rows) == ["Sin", "Unsqueeze", "BatchNormalization"]
+
+
+OTHERS = {
+    "numbers": [("Mul", "a 2", "b"), ("Add", "b 2", "y")],
+    "last axis": [("Mul", "a l", "b"), ("Add", "b l", "y")],
+    "per pixel": [("Mul", "a whole", "b"), ("Add", "b t", "y")],
+    "shift per pixel": [("Mul", "a s", "b"), ("Add", "b whole", "y")],
+    "shift first": [("Add", "a t", "b"), ("Mul", "b s", "y")],
+    "reciprocal": [("Div", "s a", "b"), ("Add", "b t", "y")],
+    "sum": [("Mul", "a s", "b"), ("Add", "b a", "y")],
+    "twice": [("Mul", "a s", "b"), ("Add", "b b", "y")],
+    "read elsewhere": [("Mul", "a s", "b"), ("Add", "b t", "c"), ("Max", "b c", "y")],
+}
+
+
+@pytest.mark.parametrize("rows", OTHERS.values(), ids=OTHERS)
+def test_anything_else_stays(rows):
+    assert "BatchNormalization" not in kinds([("Sin", "x", "a"), *rows], folds=[BATCH_NORM])
+
+
+def test_an_output_between_stays():
+    rows = [("Sin", "x", "a"), ("Mul", "a s", "b"), ("Add", "b t", "y")]
+    assert kinds(rows, outputs=("y", "b")) == ["Sin", "Mul", "Add"]
+
+
+@pytest.mark.parametrize(("kind", "folds"), [("FLOAT16", 1), ("BFLOAT16", 0)])
+def test_types(kind, folds):
+    rows = [("Mul", "x s", "b"), ("Add", "b t", "y")]
+    model = graph(rows, CHANNELS, {"x": SHAPE}, opset=14)
+    model = retyped(model, {TensorProto.DOUBLE: getattr(TensorProto, kind)})
+    assert len(rewritten(model, [BATCH_NORM])[1]) == folds
+
+
+@pytest.mark.parametrize("opset", [9, 13, 21])
+def test_a_folded_file_is_verified(opset):
+    rows = [
+        ("Sin", "x", "a"),
+        ("Mul", "a s", "b"),
+        ("Add", "b t", "c"),
+        ("Relu", "c", "d"),
+        ("Conv", "d k", "y", PADDED),
+    ]
+    onnx.save(single(graph(rows, CHANNELS, {"x": SHAPE}, opset=opset)), "net.onnx")
+    done = rc.fold("net.onnx", measure=False)
+    assert done.verdict == "passed"
+    assert done.operators == {"BatchNormalization": 1, "Conv": 1, "Relu": 1, "Sin": 1}

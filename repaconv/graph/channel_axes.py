@@ -19,20 +19,24 @@ LAST, IMAGE = -1, 1
 """Position of the channel axis: last (tokens and rows), or second (images, four dimensions and more)."""
 
 
-def channel_axis(value: ir.Value, axis: int) -> int | None:
-    """Return the channel axis of a value, counted from 0, or None if it has none."""
+def channel_axis(value: ir.Value, axis: int, least: int = 4) -> int | None:
+    """Return the channel axis of a value, counted from 0, or None if it has none.
+
+    ``least`` is the smallest rank that has channels at axis 1. It is 3 for the values of a one-dimensional
+    convolution.
+    """
     shape = sizes(value)
-    if shape is None or len(shape) < (2 if axis == LAST else 4):
+    if shape is None or len(shape) < (2 if axis == LAST else least):
         return None
     return len(shape) - 1 if axis == LAST else 1
 
 
-def per_channel(numbers: Array | None, value: ir.Value, axis: int) -> Vector | None:
+def per_channel(numbers: Array | None, value: ir.Value, axis: int, least: int = 4) -> Vector | None:
     """Return a constant as one number per channel of a value, or None if it is not one. See `channel_axis`.
 
     An exporter may write a vector that is expanded to an image of fixed size as large as the image.
     """
-    shape, place = sizes(value), channel_axis(value, axis)
+    shape, place = sizes(value), channel_axis(value, axis, least)
     if numbers is None or shape is None or place is None or numbers.ndim > len(shape):
         return None
     whole = np.array(numbers, ndmin=len(shape))
@@ -116,13 +120,14 @@ class Scaled(NamedTuple):
 
 
 def scale_and_shift(
-    node: ir.Node, axis: int, numbers: Callable[[ir.Value | None], Array | None] = constant
+    node: ir.Node, axis: int, least: int = 4, numbers: Callable[[ir.Value | None], Array | None] = constant
 ) -> Scaled | None:
     """Return what a node multiplies the channels of a value by and adds to them, or None.
 
     Args:
         node: A BatchNormalization, whose channel axis is always 1, or an Add, Sub, Mul or Div with a constant.
         axis: `LAST` or `IMAGE`.
+        least: See `channel_axis`.
         numbers: Reads the constant.
     """
     found = affine_of(node, numbers)
@@ -132,5 +137,5 @@ def scale_and_shift(
     if node.op_type == "BatchNormalization":
         scale, shift = (None if part is None else part.reshape(-1) for part in affine)
     else:
-        scale, shift = (None if part is None else per_channel(part, node.outputs[0], axis) for part in affine)
+        scale, shift = (None if part is None else per_channel(part, node.outputs[0], axis, least) for part in affine)
     return None if scale is None or (shift is None) != (affine.shift is None) else Scaled(x, scale, shift)

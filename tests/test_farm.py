@@ -22,7 +22,7 @@ import pytest
 import torch
 from debian import install
 from faults import META, SETTINGS
-from onnx import TensorProto
+from onnx import TensorProto, external_data_helper
 from small_graphs import saved, two_outputs
 from test_bundle import trtexec_of
 
@@ -334,15 +334,20 @@ def test_what_is_wrong_in_a_matrix_is_told_and_a_bad_cell_fails_alone(tiny, repa
 
 
 def test_a_sweep_measures_again_if_the_external_weights_of_a_graph_have_changed():
-    weights = {"w": np.ones((4, 3, 3, 3), dtype=np.float32)}
+    weights = {"w": np.ones((4, 3, 3, 3), dtype=np.float32), "b": np.ones(4, dtype=np.float32)}
     ends = {"x": (TensorProto.FLOAT, ["n", 3, 8, 8])}, {"y": (TensorProto.FLOAT, ["n", 4, 6, 6])}
-    model = onnx.load(saved("net.onnx", [("Conv", "x w", "y", {})], weights, *ends))
-    onnx.save(model, "net.onnx", save_as_external_data=True, location="net.data", size_threshold=0)
+    model = onnx.load(saved("net.onnx", [("Conv", "x w b", "y", {})], weights, *ends))
+    for tensor in model.graph.initializer:  # in files of one name
+        Path(tensor.name).mkdir()
+        external_data_helper.set_external_data(tensor, f"{tensor.name}/net.data")
+    onnx.save(model, "net.onnx")
     Path("m.toml").write_text('rounds = 2\ntargets = ["x86-64"]\n[[models]]\ncheckpoint = "net.onnx"\n')
     assert sweep("m.toml").verdict == "passed"
-    Path("net.data").write_bytes((2 * weights["w"]).tobytes())
-    assert sweep("m.toml").resumed == 0
-    assert len(list(Path("repaconv-out/sweep-m/models").iterdir())) == 2
+    assert sweep("m.toml").resumed == 1
+    for count, name in enumerate(weights, 2):
+        Path(name, "net.data").write_bytes((2 * weights[name]).tobytes())
+        assert sweep("m.toml").resumed == 0
+        assert len(list(Path("repaconv-out/sweep-m/models").iterdir())) == count
 
 
 def test_a_sweep_keeps_answers_to_its_own_questions_that_say_something(tiny, monkeypatch, repaconv):

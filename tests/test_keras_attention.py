@@ -45,7 +45,7 @@ ATTENTION = [
     *(("Max", "qb kb", "b"), ("Concat", "b n,n", "bt", {"axis": 0}), ("Reshape", "a bt", "scores")),
     *(("Mul", "scores scale", "scaled"), ("Softmax", "scaled", "p")),
     *(("Concat", "qp n,n", "pt", {"axis": 0}), ("Reshape", "p pt", "flat"), ("MatMul", "flat v", "o")),
-    *(("Concat", "b n,e", "ot", {"axis": 0}), ("Reshape", "o ot", "apart")),
+    *(("Concat", "b n,e", "apart_shape", {"axis": 0}), ("Reshape", "o apart_shape", "apart")),
     *(("Transpose", "apart", "back", {"perm": [0, 2, 1, 3]}), ("Reshape", "back rows", "y")),
 ]
 

@@ -166,6 +166,18 @@ def test_a_wrong_argument_in_python_is_refused_in_one_sentence(stage, given, tol
     assert refused.value.hint.startswith(f"{told.partition('=')[0]}: ")
 
 
+def test_arguments_in_python_may_also_be_text_paths_and_targets(tmp_path):
+    device = load_target("arm64")
+    assert validated(BenchOptions, {"target": device}).target is device
+    assert validated(BenchOptions, {"target": tmp_path / "own.toml"}).target == str(tmp_path / "own.toml")
+    assert validated(BenchOptions, {"image_size": "140x126"}).image_size == (140, 126)
+    assert validated(ExportOptions, {"batch": "dynamic"}).batch is None
+    assert validated(FoldOptions, {"preset": tmp_path / "tuned.json"}).preset == str(tmp_path / "tuned.json")
+    assert validated(FoldOptions, {"settings": "num_heads=3"}).settings == {"num_heads": "3"}
+    with pytest.raises(UsageProblem, match="settings many is not NAME=VALUE"):
+        rc.fold("net.pth", settings="many")
+
+
 def test_settings_in_python_may_be_numbers():
     given = validated(FoldOptions, {"settings": {"num_heads": 3, "mean": (0.5, 1)}})
     assert given.settings == {"num_heads": "3", "mean": "0.5,1"}

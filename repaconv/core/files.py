@@ -80,7 +80,7 @@ def require_valid_name(path: Path) -> None:
         path.stat()
     except UnicodeEncodeError as error:
         raise Refused(
-            f"{path} has letters that file names have not in this locale, whose encoding is {error.encoding}.",
+            f"{path} has letters that the encoding of this locale, {error.encoding}, lacks.",
             hint="Run the command again with PYTHONUTF8=1 in its environment.",
             code="file.name",
         ) from error

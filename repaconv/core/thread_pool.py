@@ -24,7 +24,7 @@ def usable_cpus(group: Path = CONTROL_GROUP) -> int:
 
 
 def cpu_quota(group: Path = CONTROL_GROUP) -> float | None:
-    """Return the CPU time per time that a container may use, e.g. 1.5 of ``docker run --cpus 1.5``; None if any.
+    """Return how many CPUs a container may use, e.g. 1.5 of ``docker run --cpus 1.5``; None without a limit.
 
     It is in one file in version 2 of control groups, and in two in version 1.
     """

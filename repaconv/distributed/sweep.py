@@ -321,7 +321,8 @@ def _content_hash(path: Path) -> str:
     if path.is_file() and is_graph(path):
         with suppress(Refused):  # no ONNX file: the fold reports it
             files += [path.parent / name for name in external_files_of(path)]
-    found = {each.name: sha256_of(each) for each in files if each.is_file()}
+    folder = path if path.is_dir() else path.parent
+    found = {str(each.relative_to(folder)): sha256_of(each) for each in files if each.is_file()}
     if not path.is_dir() and len(found) < 2:
         return found.get(path.name, "")
     return sha256_of_bytes(canonical_json(found).encode("utf-8", "surrogateescape"))

@@ -62,8 +62,8 @@ def require_cpus(threads: int | None) -> None:
     cpus = os.cpu_count() or 1
     if threads is not None and threads > cpus:
         raise UsageProblem(
-            f"{threads} threads per inference are more than the {cpus} CPUs of this machine.",
-            hint="Reduce --threads.",
+            f"{threads} threads per inference are more than the CPUs of this machine, {cpus}.",
+            hint=f"Give --threads {cpus} or fewer.",
             code="bench.threads",
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -287,13 +287,15 @@ def setting_text(value: Any) -> str:
 
 
 def _as_field(asked: OptionField, value: Any) -> Any:
-    """A single name as the sequence that the field takes, settings as text; any other value as it is."""
+    """Text as the command line reads it, settings and the path of a target or preset as text; others as they are."""
     text = asked.definition.text
     if text is SETTINGS and isinstance(value, Mapping):
         return {name: setting_text(each) for name, each in value.items()}
-    if not isinstance(value, str) or text not in (NAMES, LINKS):
+    if isinstance(value, Path) and not asked.is_path:
+        return str(value)
+    if not isinstance(value, str) or text is None:
         return value
-    return text.read([value] if text.several else value, asked.option)
+    return text.read([value] if text.several else value, asked.name)
 
 
 def validated(options: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
@@ -306,10 +308,13 @@ def validated(options: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions
     from pydantic import TypeAdapter, ValidationError
 
     from repaconv.core.toml_positions import problems
+    from repaconv.engines.targets import Target
 
     known = {each.name: each for each in options_of(options)}
+    targets = {name: one for name, one in given.items() if isinstance(one, Target)}
+    plain = {**given, **{name: one.name for name, one in targets.items()}}
     try:
-        found = TypeAdapter(options).validate_python({name: _as_field(known[name], one) for name, one in given.items()})
+        found = TypeAdapter(options).validate_python({name: _as_field(known[name], one) for name, one in plain.items()})
     except ValidationError as error:
         wrong = problems(error, "", {})[0]
         name, said = wrong.keys[0], wrong.message.partition(": ")[2]
@@ -319,7 +324,7 @@ def validated(options: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions
             code="usage.arguments",
         ) from None
     require_valid_names(getattr(found, name) for name in given if known[name].is_path)
-    return found
+    return replace(found, **targets)
 
 
 def require_valid_names(given: Iterable[Any]) -> None:

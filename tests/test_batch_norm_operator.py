@@ -89,6 +89,14 @@ def test_types(kind, folds):
     assert len(rewritten(model, [BATCH_NORM])[1]) == folds
 
 
+@pytest.mark.parametrize(("operator", "factor", "kind"), [("Mul", np.inf, "FLOAT"), ("Div", 1e-5, "FLOAT16")])
+def test_a_factor_that_is_infinite_stays(operator, factor, kind):
+    weights = {**CHANNELS, "s": np.array([1, factor, 1, 2]).reshape(1, 4, 1, 1)}
+    model = graph([(operator, "x s", "b"), ("Add", "b t", "y")], weights, {"x": SHAPE}, opset=14)
+    model = retyped(model, {TensorProto.DOUBLE: getattr(TensorProto, kind)})
+    assert not rewritten(model, [BATCH_NORM])[1]
+
+
 @pytest.mark.parametrize("opset", [9, 13, 21])
 def test_a_folded_file_is_verified(opset):
     rows = [

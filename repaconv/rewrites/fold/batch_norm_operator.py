@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from repaconv.graph.channel_axes import IMAGE, scale_and_shift, write_batchnorm
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, nodes_of, only_reader
@@ -34,6 +36,9 @@ def apply(model: ir.Model) -> Iterator[Change]:
         if first.x.dtype is None or first.x.dtype.name not in TYPES:
             continue
         scale, shift = first.scale * second.scale, second.shift
+        with np.errstate(over="ignore"):
+            if not np.isfinite(scale.astype(first.x.dtype.numpy())).all():
+                continue  # BatchNormalization multiplies its mean, 0, by the scale
         if (scale == scale[0]).all() and (shift == shift[0]).all():
             continue  # two numbers: the axis of channels is not known
         write = Writer(model, added)

@@ -389,6 +389,19 @@ def test_numbers_beside_those_that_a_mask_hides_are_compared(hidden):
     assert caught.value.code == "live.example"
 
 
+class Selected(Masked):
+    """Hides the outputs below 0, which are others for each input."""
+
+    def forward(self, x):
+        y = nn.Sequential.forward(self, x)
+        return y.masked_fill(y < 0, self.hidden)
+
+
+def test_outputs_of_which_a_mask_hides_others_for_each_input_do_move():
+    torch.manual_seed(0)
+    assert rows(rc.fold(Selected(float("-inf")).double(), example=torch.randn(2, 3, 8, 8))) == [("1", "1 -> 0")]
+
+
 class Amplified(nn.Module):
     """The sine of large numbers, whose last bits are rounding."""
 

@@ -154,7 +154,6 @@ def test_in_python_a_stage_has_its_orders_fields_by_name(stage, order):
         (rc.fold, {"out": 3}, "out=3: input should be a valid string."),
         (rc.fold, {"measure": "perhaps"}, "measure='perhaps': input should be a valid boolean"),
         (rc.verify, {"rtol": {"onnx": "much"}}, "rtol={'onnx': 'much'}: input should be a valid number"),
-        (rc.export, {"image_size": (1, 2, 3)}, "image_size=(1, 2, 3): "),
         (rc.export, {"keep_fp32": 3}, "keep_fp32=3: input should be a valid "),
         (rc.tune, {"threads": 0}, "threads=0: must be at least 1."),
     ],

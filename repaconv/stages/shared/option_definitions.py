@@ -293,8 +293,8 @@ def _as_field(asked: OptionField, value: Any) -> Any:
         return {name: setting_text(each) for name, each in value.items()}
     if isinstance(value, Path) and not asked.is_path:
         return str(value)
-    if text is SIZE and value is not None and not isinstance(value, str):
-        image_size(str(text.told(value)), asked.name)  # says better than its type what is wrong with it
+    if text is SIZE and value is not None and type(value) is not int:  # whose sentence names both ways to give one
+        value = SIZE.told(value)
     if not isinstance(value, str) or text is None:
         return value
     return text.read([value] if text.several else value, asked.name)

@@ -104,7 +104,7 @@ def test_what_no_machine_can_measure_is_refused_at_once(tmp_path, repaconv):
     torch.save({}, "net.pth")
     for words, ends_with, told in (
         (("--batch", "99999999999"), 3, "not enough memory"),
-        (("--threads", "100000"), 2, "100000 threads per inference are more than the"),
+        (("--threads", "100000"), 2, "100000 threads per inference are far more than the"),
         (("--against", "net.pth"), 4, "net.pth is a checkpoint, and bench measures ONNX models"),
     ):
         code, _, said = repaconv("bench", path, "--rounds", "2", *words)

@@ -16,7 +16,7 @@ from repaconv.sources.class_score_outputs import class_scores
 from repaconv.stages.bench.compared_models import ComparedModel, open_for_comparison
 from repaconv.stages.bench.options import BenchOptions, CompareOptions
 from repaconv.stages.bench.stage import bench_by
-from repaconv.stages.shared.common_checks import load_target, made_by, require_cpus, with_files
+from repaconv.stages.shared.common_checks import load_target, made_by, require_threads, with_files
 from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.evaluation_images import MAX_IMAGES, NO_IMAGES, evaluation_images, without_evidence
 from repaconv.stages.shared.exports_of_run import exports_of
@@ -79,7 +79,7 @@ def compare_by(
     if options.rtol is not None:
         bounded("the tolerance --rtol", options.rtol, LARGEST_RTOL)
     device = load_target(options.target)
-    require_cpus(options.threads)
+    require_threads(options.threads)
     threads = options.threads or device.bench.threads
     if options.out:
         require_replaceable(Path(options.out), "compare")

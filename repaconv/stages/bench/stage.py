@@ -23,7 +23,7 @@ from repaconv.stages.bench.latency_measurement import (
     measure_models,
 )
 from repaconv.stages.bench.options import BenchOptions
-from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, require_cpus, with_files
+from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, require_threads, with_files
 from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers, takes_networks
 from repaconv.stages.shared.model_opening import compare_outputs
 from repaconv.stages.shared.option_definitions import by_name
@@ -80,7 +80,7 @@ def plan_bench(options: BenchOptions, model: str | Path | None, device: Target |
     from repaconv.benchmark.paper_protocols import protocol_named
 
     bounded("max_regression", options.max_regression, LARGEST_REGRESSION)
-    require_cpus(options.threads)
+    require_threads(options.threads)
     given = resolve_bench_preset(options, model)
     options = given.options
     device = device or load_target(options.target)

@@ -53,17 +53,21 @@ def default_rewrites(device: Target, method: str) -> tuple[str, ...]:
     return device.form(method, isa_level(device.architecture))
 
 
-def require_cpus(threads: int | None) -> None:
-    """Refuse more threads than this machine has CPUs; a runtime may wait forever for very many.
+THREADS_PER_CPU = 16
+"""More threads than this per CPU are a slip of the keyboard: a runtime may wait forever for very many."""
+
+
+def require_threads(threads: int | None) -> None:
+    """Refuse far more threads than this machine has CPUs. A few more share them.
 
     Raises:
-        UsageProblem: If there are more.
+        UsageProblem: If there are more than `THREADS_PER_CPU` for each.
     """
     cpus = os.cpu_count() or 1
-    if threads is not None and threads > cpus:
+    if threads is not None and threads > THREADS_PER_CPU * cpus:
         raise UsageProblem(
-            f"{threads} threads per inference are more than the CPUs of this machine, {cpus}.",
-            hint=f"Give --threads {cpus} or fewer.",
+            f"{threads} threads per inference are far more than the CPUs of this machine, {cpus}.",
+            hint=f"Give --threads {cpus}, or up to {THREADS_PER_CPU} for each CPU.",
             code="bench.threads",
         )
 

@@ -20,7 +20,7 @@ from repaconv.sources.source_model import Subject
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.bench.options import OBJECTIVES, THROUGHPUT
 from repaconv.stages.fold.stage import fold
-from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, require_cpus, with_files
+from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, require_threads, with_files
 from repaconv.stages.shared.engine_files import runtime_lowers
 from repaconv.stages.shared.input_selection import Split, require_same_size
 from repaconv.stages.shared.option_definitions import by_name
@@ -234,7 +234,7 @@ def _plan(
     """Check everything that may be refused before the search; a checkpoint is folded first."""
     _require_valid(options)
     if measurer is None:
-        require_cpus(options.threads)
+        require_threads(options.threads)
     run = _run_of(source, options.settings, progress)
     subject = subject_of(run)
     folded = subject.folded

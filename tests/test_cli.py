@@ -386,7 +386,9 @@ def test_what_the_file_does_not_tell_is_in_the_next_command_and_in_the_recipe(re
     assert "mended: no tensor tells" in recipe
     Path("heads.toml").write_text(recipe)
     assert repaconv("run", "heads.toml", "--dry-run")[0] == 0
-    assert "They are of repavit." in " ".join(repaconv("fold", "heads.pth", "--method", "riformer")[2].split())
+    assert "Its tensors are named as those of repavit." in " ".join(
+        repaconv("fold", "heads.pth", "--method", "riformer")[2].split()
+    )
 
 
 def test_no_color_is_no_bold_either(monkeypatch):

@@ -42,7 +42,7 @@ def test_the_natural_order_of_int8_passes_from_fold_to_bench(tiny, repaconv, mon
         assert code == 0, (words, out, err)
     assert "int8 passed on faint.npz (24 images), the 12 that did not calibrate it" in out
     assert "fold, stored, onnx passed on 4 random images, seed 0" in out
-    assert "took faint.npz" in err
+    assert "read faint.npz" in err
     assert "verify 3 links on 4 random images, seed 0" in err
     done = rc.bench(precision="int8", rounds=2)
     assert done.verdict == link(rc.verify()).verdict == "passed"

@@ -18,7 +18,7 @@ from repaconv.sources.class_score_outputs import class_scores
 
 SIZE, CLASSES = 64, 10
 MADE = {"mean": "127.5,127.5,127.5", "std": "64,64,64"}
-WAY = f"shorter edge to {SIZE} (bicubic), middle {SIZE} x {SIZE}, RGB, mean 127.5, 127.5, 127.5, std 64, 64, 64"
+WAY = f"shorter edge to {SIZE} (bicubic), center crop {SIZE} x {SIZE}, RGB, mean 127.5, 127.5, 127.5, std 64, 64, 64"
 ASSUMED = "assumed, since the file does not have it: resize_edge, keep_ratio, interpolation, channel_order"
 NET = """
 from torch import nn
@@ -134,7 +134,7 @@ def test_another_size_at_export_is_resized_to_in_proportion():
     assert done.image_preprocessing.startswith(WAY)  # and not resized to 256 for a crop of 64
     rc.fold(graph("free"), settings={**MADE, "image_size": "224", "resize_edge": "256"})
     done = rc.export(precision="int8", images="pictures", image_size=112)
-    assert done.image_preprocessing.startswith("shorter edge to 128 (bicubic), middle 112 x 112")
+    assert done.image_preprocessing.startswith("shorter edge to 128 (bicubic), center crop 112 x 112")
 
 
 @DOORS

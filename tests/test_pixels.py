@@ -14,9 +14,10 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from PIL import Image
 
+from repaconv.graph.onnx_files import dims_of
 from repaconv.method_api.preprocessing import Sized, Told, images_by
 from repaconv.method_api.settings import Knobs
-from repaconv.onnx_export.preprocessing_nodes import _sizes, with_preprocessing, without_preprocessing
+from repaconv.onnx_export.preprocessing_nodes import with_preprocessing, without_preprocessing
 from repaconv.results import Preprocessing
 from repaconv.sources.library_preprocessing import KINDS, of_processor, of_timm, pixels_of
 from repaconv.sources.named_architectures import Architecture
@@ -154,7 +155,7 @@ def test_normalization_in_a_graph_keeps_sizes_without_names_and_takes_no_name_of
     wanted = Preprocessing(mean=(1, 2, 3), std=(4, 5, 6), image_size=(4, 4), source="a test")
     whole = with_preprocessing(model, wanted)
     onnx.checker.check_model(whole, full_check=True)
-    assert _sizes(whole.graph.input[0]) == [None, None, 4, 3]
+    assert dims_of(whole.graph.input[0]) == (None, None, 4, 3)
     assert len({node.name for node in whole.graph.node}) == len(whole.graph.node)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3), dtype=np.uint8)
     images = ((pixels - np.float32([1, 2, 3])) / np.float32([4, 5, 6])).transpose(0, 3, 1, 2)
@@ -163,4 +164,4 @@ def test_normalization_in_a_graph_keeps_sizes_without_names_and_takes_no_name_of
     (bare,) = ReferenceEvaluator(without_preprocessing(whole)).run(None, {"x": images})
     assert np.allclose(found, right, rtol=1e-6)
     assert np.array_equal(bare, right)
-    assert _sizes(without_preprocessing(whole).graph.input[0]) == [None, 3, None, 4]
+    assert dims_of(without_preprocessing(whole).graph.input[0]) == (None, 3, None, 4)

@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ from repaconv.stages.recipe.run import run
 from repaconv.stages.shared.fetched_files import local_path
 
 # the text, with ^ before what is wrong; what the remedy says
+ONE_NODE = '<ir_version: 9, opset_import: ["": 17]> g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }'
 BROKEN = [
     ('checkpoint = "c"\n^metod = "auto"\n', "Did you mean method?"),
     ('checkpoint = "c"\n[^verfiy]\ncount = 3\n', "Did you mean verify?"),
@@ -188,6 +190,9 @@ def test_a_new_recipe_says_what_it_is_of_and_is_valid(tiny, tmp_path, repaconv):
         "pyra"
     ).resolve()
     Path("g.onnx").write_bytes(b"")
+    assert repaconv("new-recipe", "g.onnx")[0] == 4
+    assert not Path("g.toml").exists()
+    onnx.save(onnx.parser.parse_model(ONE_NODE), "g.onnx")
     assert repaconv("new-recipe", "g.onnx")[0] == 0
     assert read_recipe(Path("g.toml"))[0].method == "auto"
     assert repaconv("new-recipe", "none.pth")[0] == 4

@@ -154,10 +154,10 @@ def _unflatten_tokens(model: ir.Model, node: ir.Node) -> None:
 
 def _unflatten_heads(model: ir.Model, node: ir.Node) -> None:
     """Multiply matrices of [B, H, N, M] instead of [B H, N, M], and flatten the product. Keras flattens heads so."""
-    shape = sizes(node.outputs[0])
-    views = [view_of(x) if x is not None and len(x.uses()) == 1 else None for x in node.inputs]
-    if node.op_type != "MatMul" or node.domain or shape is None or len(shape) != 3:
+    shape = sizes(node.outputs[0]) if node.op_type == "MatMul" and not node.domain else None
+    if shape is None or len(shape) != 3:
         return
+    views = [view_of(x) if x is not None and len(x.uses()) == 1 else None for x in node.inputs]
     heads = [tuple(view.size[factor] for factor in view.axes[0]) for view in views if view and len(view.axes) == 3]
     if len(heads) < 2 or len(heads[0]) < 2 or heads[0] != heads[1]:
         return

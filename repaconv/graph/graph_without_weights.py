@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
-from repaconv.graph.onnx_files import all_graphs, names_read, subgraphs_of
+from repaconv.graph.onnx_files import all_graphs, names_read
 
 if TYPE_CHECKING:
     import onnx
@@ -72,12 +72,14 @@ def _clear_wrong_inner_shapes(model: onnx.ModelProto, bare: onnx.ModelProto) -> 
     """
     import onnx
 
+    *inner, _whole = all_graphs(model.graph)
+    if not inner:
+        return
     try:
         onnx.shape_inference.infer_shapes(bare, strict_mode=True)
     except onnx.shape_inference.InferenceError:
-        for graph in (inner for node in model.graph.node for inner in subgraphs_of(node)):
-            for value in (value for each in all_graphs(graph) for value in (*each.value_info, *each.output)):
-                value.type.tensor_type.ClearField("shape")
+        for value in (value for graph in inner for value in (*graph.value_info, *graph.output)):
+            value.type.tensor_type.ClearField("shape")
 
 
 def _contradicts(declared: onnx.TypeProto.Tensor, inferred: onnx.TypeProto.Tensor, dynamic: Collection[str]) -> bool:

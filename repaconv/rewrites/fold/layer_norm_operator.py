@@ -49,9 +49,10 @@ def apply(model: ir.Model) -> Iterator[Change]:
     """Write LayerNormalization wherever other operators compute it; in place."""
     for node in nodes_of(model, "Sqrt"):
         spread = _spread(node)
-        for value, scale, shift in _Norms(spread).found() if spread is not None else ():
+        if spread is None:
+            continue
+        for value, scale, shift in _Norms(spread).found():
             last = value.producer()
-            assert spread is not None
             assert last is not None
             write = Writer(model, last)
             parts = [np.broadcast_to(part, spread.width) for part in (scale, shift) if part is not None]

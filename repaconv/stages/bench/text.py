@@ -8,7 +8,15 @@ from repaconv.core.terminal import colored, is_verbose, plain, print_table, stdo
 from repaconv.stages.shared.result_tables import accuracy_text, links, print_images_and_classes, rounds_text, size_text
 
 if TYPE_CHECKING:
-    from repaconv.results import BenchArtefact, CompareArtefact, EstimateArtefact, Profile, Roofline, ThroughputArtefact
+    from repaconv.results import (
+        BenchArtefact,
+        CompareArtefact,
+        EstimateArtefact,
+        Profile,
+        Quality,
+        Roofline,
+        ThroughputArtefact,
+    )
 
 
 # Latency
@@ -43,9 +51,7 @@ def show_bench(done: BenchArtefact) -> None:
     print_images_and_classes(done.image_preprocessing)
     if kept := done.regression:
         stdout().print(f"{plain(kept.description)}: {colored(kept.verdict)}")
-    reasons = done.quality.reasons or ("no disturbance was detected",)
-    told = reasons[0] if len(reasons) == 1 else "".join(f"\n    - {reason}" for reason in reasons)
-    stdout().print(f"measurement {colored(done.quality.verdict)}: {plain(told)}")
+    _print_quality(done.quality)
     if done.profile:
         profiling(done.profile)
     if done.protocol:
@@ -138,9 +144,7 @@ def show_throughput(done: ThroughputArtefact) -> None:
     stdout().print(print_table)
     for told in done.compared:
         stdout().print(plain(told))
-    reasons = done.quality.reasons or ("no disturbance was detected",)
-    told = reasons[0] if len(reasons) == 1 else "".join(f"\n    - {reason}" for reason in reasons)
-    stdout().print(f"measurement {colored(done.quality.verdict)}: {plain(told)}")
+    _print_quality(done.quality)
     if done.note:
         stdout().print(plain(done.note))
     pixels = f"{size_text(done.image_size)} px, " if done.image_size else ""
@@ -171,3 +175,10 @@ def show_compare(done: CompareArtefact) -> None:
     if done.measured and done.measured.ratio:
         stdout().print(f"{plain(done.measured.compared)}; measurement {colored(done.measured.quality.verdict)}")
     stdout().print(f"{colored(done.verdict)} on {plain(done.inputs)}")
+
+
+def _print_quality(quality: Quality) -> None:
+    """Print the verdict on a measurement and its reasons, several of them as a list."""
+    reasons = quality.reasons or ("no disturbance was detected",)
+    told = reasons[0] if len(reasons) == 1 else "".join(f"\n    - {reason}" for reason in reasons)
+    stdout().print(f"measurement {colored(quality.verdict)}: {plain(told)}")

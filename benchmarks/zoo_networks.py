@@ -13,12 +13,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
+
+from repaconv.checkpoints.architecture_index import parameter_counts
 
 SIZES = (64, 96, 128, 160, 192, 224, 256)
 """Of images, tried one after the other where a network does not say that its own is fixed."""
@@ -143,18 +144,10 @@ _KEPT: list[torch.library.Library] = []
 def names() -> list[str]:
     """All, as ``timm:mobileone_s1``: within each library the smallest first."""
     load_torchvision()
-    counts = _parameters()
+    counts = parameter_counts()
     timm = {*_of_timm(counts), *(f"timm:{name}" for name in FURTHER)}
     others = [*(f"torchvision:{name}" for name in TORCHVISION), *(f"transformers:{name}" for name in TRANSFORMERS)]
     return sorted({*timm, *others}, key=lambda name: (0 if "transformers" in name else counts.get(name, 0), name))
-
-
-def _parameters() -> dict[str, int]:
-    """Of every architecture in the index."""
-    from repaconv.checkpoints.architecture_index import _index, _shapes
-
-    every = [network for networks in _index().values() for network in networks]
-    return {name: sum(map(prod, _shapes(one.shapes))) for one in every for name in one.architectures}
 
 
 def _of_timm(counts: dict[str, int]) -> Iterator[str]:

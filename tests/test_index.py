@@ -11,7 +11,7 @@ import torch
 from libraries import library
 
 from repaconv import checkpoints, fold
-from repaconv.checkpoints.architecture_index import _index, _shapes, matches
+from repaconv.checkpoints.architecture_index import _index, _shapes, matches, parameter_counts
 from repaconv.core.errors import Refused
 from repaconv.stages.fold import architecture_fold
 
@@ -38,6 +38,10 @@ def test_every_published_network_is_found_by_its_own_tensors():
         found = matches(PUBLISHED[name])
         assert all(match.exact for match in found)
         assert name in {known for match in found for known in (match.name, *match.also) if not match.told}
+
+
+def test_parameters_of_every_published_network_are_counted():
+    assert parameter_counts() == {name: sum(map(prod, shapes.values())) for name, shapes in PUBLISHED.items()}
 
 
 def test_equal_tensors_that_are_computed_with_otherwise_are_two_networks():

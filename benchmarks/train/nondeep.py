@@ -27,7 +27,7 @@ def block(sizes: ViTConfig, index: int) -> nn.Module:
     apart = Join(VALUE, SCALE, 0.0)
     attn = BranchAttention(WIDTH, HEADS, BRANCHES, apart, qkv_bias=True)
     norm = NormTraits("layer", EPS)
-    mlp = BranchMlp(WIDTH, HIDDEN, BRANCHES, apart)
+    mlp = BranchMlp(WIDTH, HIDDEN, BRANCHES, apart, "GELU")
     return PlainBlock(sizes, attn, mlp, BlockTraits(norm, norm, scale1=False, scale2=False))
 
 

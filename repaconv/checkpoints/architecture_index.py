@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from math import prod
 from typing import NamedTuple
 from zipfile import ZipFile
 
@@ -123,6 +124,14 @@ def _compared(network: _Network, found: Mapping[str, Shape]) -> Match:
 def member(tensors: int) -> str:
     """Return the name of the index member for networks with this number of tensors."""
     return f"{tensors.bit_length()}.json"
+
+
+def parameter_counts() -> dict[str, int]:
+    """Return the number of parameters and buffers of every architecture in the index, by its name."""
+    with files("repaconv.checkpoints").joinpath("index.zip").open("rb") as file, ZipFile(file) as index:
+        members = index.namelist()
+    every = (network for name in members for _, networks in _read(name) for network in networks)
+    return {name: sum(map(prod, _shapes(one.shapes))) for one in every for name in one.architectures}
 
 
 def _index(least: int, most: int) -> Iterator[tuple[frozenset[str], list[_Network]]]:

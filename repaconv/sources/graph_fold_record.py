@@ -137,8 +137,10 @@ def _float64_rounding_error(
                 return given.float64.told, 0.0, usual, ""
             errors[gain] = _rounding_error(right, given.run(call), folded.run(call))
             if WORSE * errors[gain] > limit:  # a fusion of the runtime may be the cause
-                graphs = dict.fromkeys((given, folded))  # one, if nothing was folded
-                written = _rounding_error(right, *(graph.as_written(call) for graph in graphs))
+                written = 0.0
+                for graph in dict.fromkeys((given, folded)):  # one, if nothing was folded
+                    if errors[gain] > WORSE * written:
+                        written = max(written, _rounding_error(right, graph.as_written(call)))
                 errors[gain] = written if errors[gain] > WORSE * written else errors[gain]
         except Exception:  # raised by either runtime: an operator without float64, or values that it rejects
             continue

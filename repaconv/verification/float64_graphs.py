@@ -108,6 +108,18 @@ SMALL = 16
 """Inputs of at most so many numbers are sizes, axes, scales or limits: they decide what a node computes."""
 
 
+HOMOGENEOUS = frozenset(
+    (
+        *("Add", "AveragePool", "Conv", "ConvTranspose", "Einsum", "Gemm", "GlobalAveragePool", "LeakyRelu"),
+        *("MatMul", "MaxPool", "Mul", "Neg", "Pad", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Sub"),
+    )
+)
+"""Operators that compute a multiple of their output from the same multiple of their inputs."""
+EXPONENTS, EXPONENTS_APART = 64, 4
+"""How far apart the exponents of two arrays' largest numbers are, in powers of 2, if they are told apart: of operators
+that are homogeneous, whose products then neither overflow nor vanish in float32, and of all others."""
+
+
 class ReferenceEvaluation:
     """A graph that onnx's reference implementation evaluates in float64, with operators of our own.
 
@@ -234,6 +246,7 @@ class ReferenceEvaluation:
         """
         if node.need_context():
             return None
+        step = EXPONENTS if node.op_type in HOMOGENEOUS else EXPONENTS_APART
         given: list[Any] = []
         for name in node.input:
             weight = None if name in held or name in self._start else self._weights[name]
@@ -241,7 +254,7 @@ class ReferenceEvaluation:
                 given.append((weight.data_type, tuple(weight.dims)))
                 continue
             value = self._value(name, held)
-            key = None if value is None else _kind_of_value(value)
+            key = None if value is None else _kind_of_value(value, step)
             if value is not None and key is None:
                 return None
             given.append(key)
@@ -263,8 +276,11 @@ class ReferenceEvaluation:
         return array
 
 
-def _kind_of_value(value: Any) -> Any:
-    """A key of an array: its numbers if it is small, else the signs that occur and its largest number's power of 16."""
+def _kind_of_value(value: Any, step: int) -> Any:
+    """A key of an array: its numbers if it is small, else the signs that occur and its largest number's power of 2.
+
+    Powers within ``step`` have one key.
+    """
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
         return None
     if value.size <= SMALL:
@@ -272,7 +288,7 @@ def _kind_of_value(value: Any) -> Any:
     least, most = float(value.min()), float(value.max())
     if not (isfinite(least) and isfinite(most)):
         return None
-    return value.dtype, value.shape, least < 0, most > 0, frexp(max(-least, most))[1] // 4
+    return value.dtype, value.shape, least < 0, most > 0, round(frexp(max(-least, most))[1] / step)
 
 
 def _values_to_free(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[str]]:

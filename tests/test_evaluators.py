@@ -254,7 +254,7 @@ def test_loops_stack_what_each_step_returns(shape, condition):
     axes = f"float{list(shape)}" if shape else "float"
     body = f"""(int64 i, bool c, {axes} s) => (bool c2, {axes} s2, {axes} y)
         {{ s2 = Add(s, one) p = ReduceMax <keepdims = 0> (s2) c2 = {"Less(p, four)" if condition else "Identity(c)"}
-           y = Mul(s2, x) }}"""
+           square = Mul(x, x) k = Cast <to = 1> (i) step = Mul(square, k) y = Add(s2, step) }}"""
     constants = "int64 n = {3}, float one = {1}, float four = {4}, bool t = {1}"
     nodes = f"""{"less = Less(one, four)" if condition == "less" else ""}
         last, all = Loop <body = b {body}> (n, {condition or '""'}, x)"""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from repaconv.algebra.image_resizing import OLD, before_places, resized
 from repaconv.graph.onnx_files import names_read, subgraphs_of
-from repaconv.graph.operator_facts import EPSILON
+from repaconv.graph.operator_facts import EPSILON, RANDOM
 
 # The error function, which NumPy lacks; importing torch for it takes as long as folding a small network.
 
@@ -207,22 +207,33 @@ def _loop_operator() -> Any:
     class Loop(op_loop.Loop):  # type: ignore[misc]
         """Loop; onnx's own takes a missing condition for a false one, and joins the values of steps along an axis.
 
-        Its body gets the values that it reads only: onnx handles all of them in each step.
+        What reads nothing that changes from step to step is computed in the first one only.
         """
 
         def __init__(self, node: Any, how: Any) -> None:
             super().__init__(node, how)
-            self.read = {name for body in subgraphs_of(node) for inner in body.node for name in names_read(inner)}
+            inner_names = (names_read(inner) for body in subgraphs_of(node) for inner in body.node)
+            self.read = {*self.body.output_names}.union(*inner_names)
+            changing = set(self.body.input_names)
+            self.once, self.in_each_step = list[Any](), list[Any]()
+            for inner in self.body.rt_nodes_:
+                changes = inner.op_type in RANDOM or not changing.isdisjoint(names_read(inner.onnx_node))
+                (self.in_each_step if changes else self.once).append(inner)
+                changing.update(inner.output if changes else ())
 
         def _run(self, most: Any, go: Any, *state: Any, context: Any = None, body: Any = None, **how: Any) -> Any:
             counter, condition, *names = self.body.input_names
-            around = {name: context[name] for name in self.read & context.keys()}
+            known = {"": None, **self.body.rt_inits_, **{name: context[name] for name in self.read & context.keys()}}
             stacks = [list[Any]() for _ in range(self.K)]
             step, on = 0, True if go is None else go
             while on and (most is None or step < most):
-                given = {counter: np.array(step), condition: np.array(on), **dict(zip(names, state, strict=True))}
-                on, *found = self._run_body({**around, **given}, **how)
-                state = found[: self.N]
+                if not step:
+                    _run_in_order(self.once, known, **how)
+                values = {**known, counter: np.array(step), condition: np.array(on)}
+                values |= zip(names, state, strict=True)
+                _run_in_order(self.in_each_step, values, **how)
+                on, *found = (values[name] for name in self.body.output_names)
+                state = tuple(found[: self.N])
                 for stack, value in zip(stacks, found[self.N :], strict=True):
                     stack.append(value)
                 step += 1
@@ -231,6 +242,22 @@ def _loop_operator() -> Any:
             return (*state, *map(np.stack, stacks))
 
     return Loop
+
+
+def _run_in_order(nodes: Iterable[Any], values: dict[str, Any], *, attributes: Any = None, **how: Any) -> None:
+    """Run nodes of an inner graph on values by name, to which their outputs are added.
+
+    Args:
+        nodes: onnx's operators, in order.
+        values: All values that they read.
+        attributes: Those of the function that the graph is in, if any.
+        how: What else nodes with inner graphs are run with.
+    """
+    for node in nodes:
+        further = {"linked_attributes": attributes} if node.has_linked_attribute and attributes else {}
+        further |= {"context": values, **how} if node.need_context() else {}
+        found = node.run(*(values[name] for name in node.input), **further)
+        values |= {name: value for name, value in zip(node.output, found, strict=False) if name}
 
 
 def _grid_sample_operator() -> Any:

@@ -27,16 +27,21 @@ def is_activation(node: ir.Node) -> bool:
     return (node.domain, node.op_type) == (DOMAIN, GROUP) or (node.domain == "" and node.op_type in UNARY)
 
 
-def group(model: ir.Model) -> None:
-    """Replace every activation that consists of several nodes by one temporary node, in place."""
+def group(model: ir.Model, *operators: str) -> None:
+    """Replace every activation that consists of several nodes by one temporary node, in place.
+
+    With operators, only those that have one of them.
+    """
     kinds: dict[str, int] = model.graph.meta.setdefault("repaconv.activations", {})
     order = {node: place for place, node in enumerate(model.graph)}
     for node in order:
         if node.op_type == "Mul" and not node.domain and node.graph is not None:
-            _group(model, node, kinds, order)
+            _group(model, node, kinds, order, operators)
 
 
-def _group(model: ir.Model, last: ir.Node, kinds: dict[str, int], order: dict[ir.Node, int]) -> None:
+def _group(
+    model: ir.Model, last: ir.Node, kinds: dict[str, int], order: dict[ir.Node, int], operators: tuple[str, ...]
+) -> None:
     """Replace the activation that ends in a Mul, if there is one; ``order`` has the place of each node."""
     import onnx_ir as ir
 
@@ -44,6 +49,8 @@ def _group(model: ir.Model, last: ir.Node, kinds: dict[str, int], order: dict[ir
         inside = _elementwise_nodes(last, root)
         if inside is None or sizes(last.outputs[0]) != sizes(root):
             continue  # a constant has more axes than x
+        if operators and all(node.op_type not in operators for node in inside):
+            continue
         nodes, output = sorted(inside, key=order.__getitem__), last.outputs[0]
         if output.is_graph_output():
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.files import once_per_content
-from repaconv.graph.operator_facts import DEFAULT_DOMAIN, QUANTIZING
+from repaconv.graph.operator_facts import DEFAULT_DOMAIN, FLOATS, QUANTIZING
 
 if TYPE_CHECKING:
     import onnx
@@ -92,6 +92,35 @@ def shorten_default_domain(model: onnx.ModelProto) -> None:
             for node in part.node:
                 if node.domain in DEFAULT_DOMAIN:
                     node.ClearField("domain")
+
+
+def spell_out_erfc(model: onnx.ModelProto) -> None:
+    """Write erfc(x) as 1 - erf(x), in place.
+
+    tf2onnx keeps TensorFlow's Erfc, of which Keras makes GELU, as a node of ONNX's own domain. ONNX has no such
+    operator, and no runtime loads it. A value whose type the file does not tell is taken to have that of the weights.
+    """
+    from onnx import TensorProto, helper
+
+    graphs = list(all_graphs(model.graph))
+    if all(node.op_type != "Erfc" for part in graphs for node in part.node):
+        return
+    names = NewNames(model.graph)
+    values = [value for part in graphs for value in (*part.input, *part.value_info)]
+    kinds = {value.name: value.type.tensor_type.elem_type for value in values}
+    stored = [weight.data_type for weight in tensors_of(model.graph)]
+    usual = next((kind for kind in (*stored, *kinds.values()) if kind in FLOATS), TensorProto.FLOAT)
+    for part in graphs:
+        nodes = list(part.node)
+        del part.node[:]
+        for node in nodes:
+            if node.op_type != "Erfc" or node.domain or len(node.input) != 1:
+                part.node.append(node)
+                continue
+            erf, one = (names.value(f"{node.output[0]}/{name}") for name in ("erf", "one"))
+            part.initializer.append(helper.make_tensor(one, kinds.get(node.input[0]) or usual, [], [1.0]))
+            part.node.append(helper.make_node("Erf", node.input, [erf], name=names.node(f"{node.name}/Erf")))
+            part.node.append(helper.make_node("Sub", [one, erf], node.output, name=node.name))
 
 
 def _names_are_text(model: onnx.ModelProto) -> bool:

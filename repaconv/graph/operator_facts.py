@@ -63,3 +63,5 @@ QUANTIZING = ("DequantizeLinear", "QuantizeLinear")
 BFLOAT16 = 16
 HALVES = (10, BFLOAT16)
 """ONNX's half precisions, float16 and bfloat16."""
+FLOATS = (1, 11, *HALVES)
+"""Those, float32 and float64."""

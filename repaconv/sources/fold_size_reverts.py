@@ -23,6 +23,7 @@ from repaconv.graph.nodes_and_constants import nodes_of
 from repaconv.graph.symbolic_shapes import sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.einsum_products import equivalent_nodes
+from repaconv.rewrites.fold.gelu_formula import GELU
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.max_pools_in_series import POOLS_IN_SERIES
 from repaconv.rewrites.fold.shared_weights import UNSHARE
@@ -37,8 +38,8 @@ Refold = Callable[[tuple[str, ...]], "Folded"]
 """A function that folds the graph without the rewrites of these names."""
 
 
-ALWAYS_KEPT = frozenset({POOL_PADDING.name, POOLS_IN_SERIES.name})
-"""Rewrites that are kept whatever the sizes say: one corrects a graph, one saves comparisons, which no size counts."""
+ALWAYS_KEPT = frozenset({GELU.name, POOL_PADDING.name, POOLS_IN_SERIES.name})
+"""Rewrites that are kept whatever the sizes say: what they save, or correct, no size counts."""
 
 
 class Reverts(NamedTuple):

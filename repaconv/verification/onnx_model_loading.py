@@ -20,9 +20,10 @@ from repaconv.graph.onnx_files import (
     opset_of,
     require_inside,
     shorten_default_domain,
+    spell_out_erfc,
     tensors_of,
 )
-from repaconv.graph.operator_facts import ARITHMETIC, BFLOAT16, DEFAULT_DOMAIN, HALVES, OLDEST_OPSET
+from repaconv.graph.operator_facts import ARITHMETIC, BFLOAT16, DEFAULT_DOMAIN, FLOATS, HALVES, OLDEST_OPSET
 from repaconv.graph.random_operators import random_operators
 from repaconv.results import Change
 
@@ -38,8 +39,6 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "In
             "LayerNormalization", "GroupNormalization", "PRelu")  # fmt: skip
 """Operators whose constants are weights; those of `ARITHMETIC` are if they are several numbers, and infinity may be a
 mask there. Others may read infinity on purpose: a mask, a limit."""
-FLOATS = (1, 10, 11, 16)
-"""ONNX's float32, float16, float64 and bfloat16."""
 BIAS = 2
 """The input of a convolution or Gemm that a mask may have been added to: minus infinity hides a channel."""
 BELOW_ONE_BYTE = (21, 22, 23, 25, 26)
@@ -91,6 +90,7 @@ def loaded(path: Path) -> onnx.ModelProto:
         shorten_default_domain(model)
         if model.functions:  # a call counts as one node, whatever it computes
             model = inline_local_functions(model)
+        spell_out_erfc(model)
         clear_dynamic_sizes(model)
         embed_sparse_weights(model)
         fix_sizes_from_weights(model)

@@ -26,6 +26,7 @@ from repaconv.algebra.convolution_kernels import (
     size_of,
     summed,
 )
+from repaconv.graph import activation_patterns
 from repaconv.graph.canonical_form import normalize
 from repaconv.graph.channel_axes import IMAGE, affine_of, scale_and_shift
 from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
@@ -559,12 +560,14 @@ STEPS = (absorbed, bordered, reordered, composed_in_row, joined)
 def apply(model: ir.Model) -> Iterator[Change]:
     """Fold scales, shifts, borders, orders of channels, series and parallel branches into convolutions; in place."""
     normalize(model)
+    activation_patterns.group(model, "Erf")  # the half of GELU stays in it, or no runtime would know it again
     again = True
     while again:
         made = [change for step in STEPS for change in step(model, CONVOLUTION.name)]
         clean(model)
         yield from made
         again = bool(made)
+    activation_patterns.ungroup(model)
 
 
 CONVOLUTION = Rewrite(

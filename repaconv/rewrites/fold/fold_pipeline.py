@@ -16,6 +16,7 @@ from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 from repaconv.rewrites.fold.einsum_products import EINSUM
 from repaconv.rewrites.fold.fold_barriers import KEEP_SUMS, RELEASE, RELEASE_SUMS, keep, kept_values
+from repaconv.rewrites.fold.gelu_formula import GELU
 from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
 from repaconv.rewrites.fold.layer_norm_operator import LAYER_NORM
 from repaconv.rewrites.fold.layers_before_upsampling import BEFORE_UPSAMPLING
@@ -65,6 +66,7 @@ FOLDS: tuple[Rewrite, ...] = (
     SHAPES,
     EINSUM,
     HARD_SWISH,
+    GELU,
     LAYER_NORM,
     KEEP_SUMS,
     CONVOLUTION,

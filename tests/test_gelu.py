@@ -1,0 +1,145 @@
+"""gelu: what TensorFlow, Keras and JAX write is PyTorch's form, which ONNX Runtime fuses; Erfc is read as 1 - Erf."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from test_fold_onnx import graph
+from test_hard_swish import single
+
+import repaconv as rc
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.onnx_files import spell_out_erfc
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
+from repaconv.verification.float64_graphs import ReferenceEvaluation
+
+RANDOM = np.random.default_rng(0)
+C = float(np.float32(math.sqrt(0.5)))
+NUMBERS = {"c": C, "1": 1.0, "half": 0.5, "2": 2.0, "d": 1 / C, "near": 0.7, "most": 0.4}
+SHAPE = (2, 3, 6, 5)
+CONV = ("Conv", "x k", "z")
+NEXT = ("Conv", "g l", "y")
+KERAS = [("Mul", "half z", "h"), ("Neg", "z", "n"), ("Mul", "n c", "u"), ("Erf", "u", "e"), ("Sub", "1 e", "a"),
+         ("Mul", "h a", "g")]  # fmt: skip
+GATE = [("Mul", "c z", "u"), ("Erf", "u", "e"), ("Add", "1 e", "a")]
+FORMS = {
+    "Keras": KERAS,
+    "negative factor": [KERAS[0], ("Mul", "z minus", "u"), *KERAS[3:]],
+    "TensorFlow 2.8": [KERAS[0], *GATE, ("Mul", "a h", "g")],
+    "half last": [*GATE, ("Mul", "z a", "p"), ("Div", "p 2", "g")],
+    "half last, swapped": [*GATE, ("Mul", "a z", "p"), ("Mul", "half p", "g")],
+    "PyTorch": [("Div", "z d", "u"), GATE[1], ("Add", "e 1", "a"), ("Mul", "z a", "p"), ("Mul", "p half", "g")],
+}
+
+
+def network(rows, **more):
+    weights = {"k": RANDOM.standard_normal((4, 3, 3, 3)), "l": RANDOM.standard_normal((2, 4, 3, 3)), "minus": -C}
+    return graph([CONV, *rows, NEXT], {**NUMBERS, **weights, **more}, {"x": SHAPE})
+
+
+def folded(model):
+    """The graph after folding, which computes the same in float64."""
+    after, _ = rewritten(model, FOLDS)
+    onnx.checker.check_model(after, full_check=True)
+    image = {"x": RANDOM.standard_normal(SHAPE)}
+    before, behind = (ReferenceEvaluation(each).run(image)["y"] for each in (model, after))
+    np.testing.assert_allclose(behind, before, rtol=0, atol=1e-12 * np.abs(before).max())
+    return after
+
+
+def fused(model):
+    """The operators that ONNX Runtime makes of a graph in float32."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = "optimized.onnx"
+    options.log_severity_level = 4
+    ort.InferenceSession(single(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return sorted(node.op_type for node in onnx.load("optimized.onnx").graph.node)
+
+
+@pytest.mark.parametrize("rows", FORMS.values(), ids=FORMS)
+def test_onnx_runtime_fuses_every_form_between_convolutions(rows):
+    """The second convolution takes no half of the activation, which would leave the rest as it is."""
+    assert fused(folded(network(rows))) == ["Conv", "Conv", "Gelu"]
+
+
+TURN, BACK = {"perm": [0, 2, 3, 1]}, {"perm": [0, 3, 1, 2]}
+
+
+def turned(order):
+    """What tf2onnx writes where Erfc is in the way of its own optimizer; ``order`` is that of the other factor."""
+    last = [("Erf", "v", "e"), ("Sub", "1 e", "a"), ("Mul", "t a", "w"), ("Transpose", "w", "g", BACK)]
+    return [*KERAS[:3], ("Transpose", "h", "t", order), ("Transpose", "u", "v", TURN), *last]
+
+
+def test_transposes_before_every_operator_go():
+    assert fused(folded(network(turned(TURN)))) == ["Conv", "Conv", "Gelu"]
+
+
+def test_factors_in_another_order_are_no_gelu():
+    model = network(turned({"perm": [0, 3, 2, 1]}), k=RANDOM.standard_normal((4, 3, 3, 2)))  # as wide as it is high
+    assert "Gelu" not in fused(folded(model))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*KERAS[:2], ("Mul", "n near", "u"), *KERAS[3:]],
+        [("Mul", "most z", "h"), *KERAS[1:]],
+        [*KERAS[:4], ("Sub", "e 1", "a"), KERAS[5]],
+        [*KERAS[:4], ("Sub", "2 e", "a"), KERAS[5]],
+        [*KERAS[:4], ("Add", "1 e", "a"), KERAS[5]],
+        [("Abs", "z", "h"), *KERAS[1:]],
+        [*KERAS[:5], ("Mul", "h a", "p"), ("Add", "p e", "g")],
+    ],
+    ids=["another c", "another factor", "erf - 1", "2 - erf", "x / 2 (1 + erf(-c x))", "another x", "erf is read"],
+)
+def test_what_is_no_gelu_stays(rows):
+    _, changes = rewritten(network(rows), FOLDS)
+    assert "gelu" not in {change.rewrite for change in changes}
+    folded(network(rows))
+
+
+def with_erfc(model):
+    """The same with Erfc for 1 - Erf, which ONNX does not have, as tf2onnx writes it."""
+    nodes = list(model.graph.node)
+    erf, less = (next(node for node in nodes if node.op_type == kind) for kind in ("Erf", "Sub"))
+    erf.op_type, erf.output[0] = "Erfc", less.output[0]
+    nodes.remove(less)
+    del model.graph.node[:], model.graph.value_info[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def test_a_file_with_erfc_folds_to_what_runs():
+    onnx.save(with_erfc(single(network(KERAS))), "net.onnx")
+    done = rc.fold("net.onnx", out="run", measure=False)
+    assert (done.verdict, done.applied) == ("passed", ("gelu",))
+    assert fused(onnx.load(next(Path("run").glob("*.folded.onnx")))) == ["Conv", "Conv", "Gelu"]
+
+
+def test_erfc_in_a_branch_is_one_minus_erf_under_new_names():
+    def branch(operator):
+        out = helper.make_tensor_value_info("y/one", TensorProto.DOUBLE, None)
+        return helper.make_graph([helper.make_node(operator, ["x"], ["y/one"])], operator, [], [out])
+
+    choice = helper.make_node("If", ["whether"], ["y"], then_branch=branch("Erfc"), else_branch=branch("Abs"))
+    plain = helper.make_node("Erfc", ["x"], ["y"])
+    x = RANDOM.standard_normal(5)
+    ends = [helper.make_tensor_value_info("x", TensorProto.DOUBLE, [5])]
+    outs = [helper.make_tensor_value_info("y", TensorProto.DOUBLE, [5])]
+    weights = [numpy_helper.from_array(np.array(True), "whether")]
+    for node in (choice, plain):
+        whole = helper.make_graph([node], "g", ends, outs, weights)
+        model = helper.make_model(whole, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
+        spell_out_erfc(model)
+        onnx.checker.check_model(model)
+        np.testing.assert_allclose(
+            ReferenceEvaluation(model).run({"x": x})["y"], [math.erfc(each) for each in x], rtol=0, atol=1e-14
+        )

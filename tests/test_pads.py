@@ -13,6 +13,8 @@ from onnx import TensorProto
 from test_fold_onnx import graph
 
 import repaconv as rc
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, revert_harmful
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_graphs import Float64
@@ -81,3 +83,72 @@ def test_what_cures_is_taken_back_for_no_harm():
     )
     assert [change.rewrite for change in kept.changes] == ["pool-padding"]
     assert kept.graph.model is smaller
+
+
+WIDTHS = {"before": (0, 0, 1, 1, 0, 0, 1, 1), "one side": (0, 0, 0, 1, 0, 0, 2, 1), "as wide": (0, 0, 3, 1, 0, 0, 1, 1)}
+RELU = [("Relu", "c", "r")]
+
+
+def stem(rows, value=0.0, widths=WIDTHS["before"], **pool):
+    """A convolution, operators on its output, a Pad and a MaxPool."""
+    weights = {"w": np.random.default_rng(0).standard_normal((4, 3, 3, 3)), "v": np.array(value), "0": np.array(0.0)}
+    more = {"p": np.array(widths), "6": np.array(6.0), "-1": np.array(-1.0)}
+    made = [("Conv", "x w", "c"), *rows, ("Pad", "r p v", "d")]
+    pooled = ("MaxPool", "d", "y", {"kernel_shape": [3, 3], "strides": [2, 2], **pool})
+    return graph([*made, pooled], {**weights, **more}, {"x": (2, 3, 16, 15)}, opset=17)
+
+
+def pads(model):
+    """The operators after the rewrite, which compute the same."""
+    after, _ = rewritten(model, [POOL_PADDING])
+    onnx.checker.check_model(after, full_check=True)
+    x = {"x": np.random.default_rng(1).standard_normal((2, 3, 16, 15))}
+    before, behind = (Float64(each).run(x)["y"] for each in (model, after))
+    np.testing.assert_array_equal(behind, before)
+    return [node.op_type for node in after.graph.node].count("Pad")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        RELU,
+        [("Clip", "c 0 6", "r")],
+        [("Relu", "c", "a"), ("Sigmoid", "c", "b"), ("Mul", "a b", "m"), ("Concat", "m a", "r", {"axis": 1})],
+        [("Relu", "c", "a"), ("AveragePool", "a", "r", {"kernel_shape": [3, 3]})],
+    ],
+    ids=["Relu", "Clip", "of several", "an average"],
+)
+@pytest.mark.parametrize("widths", [WIDTHS["before"], WIDTHS["one side"]])
+def test_zeros_around_what_is_never_negative_are_padding_of_the_pool(rows, widths):
+    assert pads(stem(rows, widths=widths)) == 0
+
+
+def test_minus_infinity_is_padding_of_the_pool_and_is_added_to_its_own():
+    assert pads(stem([("Identity", "c", "r")], value=-np.inf, pads=[0, 1, 1, 0])) == 0
+    assert pads(stem(RELU, pads=[0, 1, 1, 0])) == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "other"),
+    [
+        ([("Identity", "c", "r")], {}),
+        ([("LeakyRelu", "c", "r")], {}),
+        ([("Clip", "c -1 6", "r")], {}),
+        ([("Clip", "c", "r")], {}),
+        ([("Relu", "c", "a"), ("Concat", "a c", "r", {"axis": 1})], {}),
+        (RELU, {"value": 1.0}),
+        (RELU, {"widths": WIDTHS["as wide"]}),
+        (RELU, {"ceil_mode": 1}),
+        (RELU, {"dilations": [2, 1]}),
+    ],
+    ids=["negative", "LeakyRelu", "Clip", "no limit", "a part", "ones", "a window of zeros", "ceil", "dilated"],
+)
+def test_zeros_that_may_be_the_maximum_stay(rows, other):
+    assert pads(stem(rows, **other)) == 1
+
+
+def test_a_pad_that_another_operator_reads_stays():
+    model = stem(RELU)
+    model.graph.node.append(onnx.helper.make_node("Sin", ["d"], ["z"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", TensorProto.DOUBLE, None))
+    assert pads(onnx.shape_inference.infer_shapes(model)) == 1

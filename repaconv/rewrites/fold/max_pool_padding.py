@@ -1,7 +1,8 @@
-"""pool-padding: write a zero Pad before a MaxPool so that ONNX Runtime does not merge it into the pool.
+"""pool-padding: write a Pad before a MaxPool as the pool's own padding, or so that ONNX Runtime does not merge them.
 
-ONNX Runtime 1.31 turns a Pad before a MaxPool into the pool's own padding, which is minus infinity instead of zero. If
-all numbers of a window are negative, the maximum changes. ONNX Runtime does not merge a Pad that names its axes.
+A pool's own padding is minus infinity. Zeros do the same where no number is negative (Keras pads so behind Relu), if
+every window has a pixel of the image: max(a, 0) = a. Elsewhere zeros may be the maximum. ONNX Runtime 1.31 merges them
+there, too, unless the Pad names its axes.
 """
 
 from __future__ import annotations
@@ -11,10 +12,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, made_by, nodes_of, scalar
+from repaconv.graph.model_rewriting import clean
+from repaconv.graph.nodes_and_constants import (
+    Writer,
+    attribute,
+    constant,
+    input_at,
+    made_by,
+    nodes_of,
+    scalar,
+)
+from repaconv.graph.operator_facts import MOVES
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import set_shape, sizes
+from repaconv.graph.symbolic_shapes import set_shape, shaped_like, sizes
 from repaconv.results import Change
+from repaconv.rewrites.fold.kernels_from_onnx import pad_value, spatial_padding
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -23,34 +35,86 @@ NAMED = 18
 """The first opset in which Pad can name its axes."""
 NEVER_NEGATIVE = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Abs", "Exp")
 """Operators whose outputs are never negative, so that padded zeros change no maximum."""
+KEEPING = (*MOVES, "Concat", "Add", "Mul", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+"""Operators whose outputs are never negative if no input is."""
+DEPTH = 8
+"""Operators before a value that are looked at."""
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """Name the axes of every zero Pad that a MaxPool reads, unless its input is never negative; in place."""
-    if model.graph.opset_imports.get("", 0) < NAMED:
-        return
+    """Merge every Pad into the MaxPools that read it, or let it name its axes if these are zeros; in place."""
+    named = model.graph.opset_imports.get("", 0) >= NAMED
     for node in nodes_of(model, "Pad"):
-        out, given = node.outputs[0], [*node.inputs, None, None]
-        widths = constant(given[1])
-        if widths is None or given[3] is not None or attribute(node, "mode", "constant") != "constant":
+        if not any(user.op_type == "MaxPool" for user in node.outputs[0].consumers()):
             continue
-        harmless = made_by(given[0], *NEVER_NEGATIVE) or (given[2] is not None and scalar(given[2]) != 0)
-        if harmless or not any(user.op_type == "MaxPool" for user in out.consumers()):
-            continue
-        before, behind = np.split(widths, 2)
-        axes = np.flatnonzero(before | behind)
-        if not axes.size:
-            continue
-        write = Writer(model, node)
-        around = write.exactly(np.concatenate([before[axes], behind[axes]]).astype(np.int64))
-        new = write("Pad", given[0], around, given[2], write.exactly(axes.astype(np.int64)), mode="constant")
-        set_shape(new, sizes(out), out)
-        write.replace(out, new)
-        yield Change(
-            rewrite="pool-padding", place=node.name or "", description="zeros before a maximum, which names its axes"
-        )
+        fill = pad_value(node)
+        if fill == -np.inf or (fill == 0 and _is_never_negative(node.inputs[0])):
+            yield from _merged(model, node)
+        elif fill == 0 and named:
+            yield from _with_axes(model, node)
+    clean(model)
 
 
-POOL_PADDING = Rewrite(
-    "pool-padding", "a Pad of zeros that a MaxPool reads, behind what may be negative", apply, keeps=True
-)
+def _merged(model: ir.Model, node: ir.Node) -> Iterator[Change]:
+    """Write the Pad as padding of all its readers, if they are pools whose windows all have a pixel of the image."""
+    out, pads = node.outputs[0], spatial_padding(node)
+    pools = list(out.consumers())
+    sums = [_total_padding(pool, pads) if pool.graph is model.graph else None for pool in pools]
+    whole = [each for each in sums if each is not None]
+    if out.is_graph_output() or len(whole) < len(pools):
+        return
+    for pool, total in zip(pools, whole, strict=True):
+        write = Writer(model, pool)
+        known = {name: entry.value for name, entry in pool.attributes.items() if name != "auto_pad"}
+        new = shaped_like(write("MaxPool", node.inputs[0], **{**known, "pads": total}), pool.outputs[0])
+        write.replace(pool.outputs[0], new)
+        yield Change(rewrite=POOL_PADDING.name, place=node.name or "", description=f"padding of {pool.name}")
+
+
+def _total_padding(pool: ir.Node, pads: list[int] | None) -> list[int] | None:
+    """The padding of a MaxPool with that of a Pad before it; None if they are not the same, or it is no MaxPool."""
+    kernel = list(attribute(pool, "kernel_shape", ()))
+    own = list(attribute(pool, "pads", None) or [0] * (2 * len(kernel)))
+    plain = attribute(pool, "auto_pad", "NOTSET") in ("NOTSET", "VALID") and not attribute(pool, "ceil_mode", 0)
+    if pool.domain or pool.op_type != "MaxPool" or len(pool.outputs) > 1 or not plain:
+        return None
+    if pads is None or len(pads) != len(own) or any(step != 1 for step in attribute(pool, "dilations", ())):
+        return None
+    total = [mine + other for mine, other in zip(own, pads, strict=True)]
+    return total if all(width < side for width, side in zip(total, 2 * kernel, strict=True)) else None
+
+
+def _is_never_negative(value: ir.Value | None, depth: int = DEPTH) -> bool:
+    """Whether an operator before a value says that none of its numbers is negative."""
+    if made_by(value, *NEVER_NEGATIVE):
+        return True
+    if (clip := made_by(value, "Clip")) is not None:
+        least = scalar(input_at(clip, 1))
+        return least is not None and least >= 0
+    node = made_by(value, *KEEPING) if depth else None
+    if node is None:
+        return False
+    read = node.inputs if node.op_type in ("Concat", "Add", "Mul") else node.inputs[:1]  # others are indices or shapes
+    return all(_is_never_negative(each, depth - 1) for each in read)
+
+
+def _with_axes(model: ir.Model, node: ir.Node) -> Iterator[Change]:
+    """Let a Pad of zeros name its axes."""
+    out, widths = node.outputs[0], constant(node.inputs[1])
+    if widths is None or input_at(node, 3) is not None or attribute(node, "mode", "constant") != "constant":
+        return
+    before, behind = np.split(widths, 2)
+    axes = np.flatnonzero(before | behind)
+    if not axes.size:
+        return
+    write = Writer(model, node)
+    around = write.exactly(np.concatenate([before[axes], behind[axes]]).astype(np.int64))
+    new = write("Pad", node.inputs[0], around, input_at(node, 2), write.exactly(axes.astype(np.int64)), mode="constant")
+    set_shape(new, sizes(out), out)
+    write.replace(out, new)
+    yield Change(
+        rewrite=POOL_PADDING.name, place=node.name or "", description="zeros before a maximum, which names its axes"
+    )
+
+
+POOL_PADDING = Rewrite("pool-padding", "a Pad of zeros or minus infinity that MaxPools read", apply, keeps=True)

@@ -43,7 +43,7 @@ from repaconv.graph.nodes_and_constants import (
     nodes_of,
     only_reader,
 )
-from repaconv.graph.operator_facts import SELECTIONS
+from repaconv.graph.operator_facts import ARITHMETIC, SELECTIONS
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import as_numbers, set_shape, shaped_like, sizes
 from repaconv.results import Change
@@ -305,16 +305,18 @@ def composed_in_row(model: ir.Model, rewrite: str) -> Iterator[Change]:
 def before(value: ir.Value | None) -> tuple[Kernel, ir.Value] | None:
     """The kernel and input of the operator that computes a value, if nothing else reads the value."""
     found = _layer_before(value)
-    kernel = (kernel_of(found[0]) or scale_of(found[0])) if found is not None else None
+    kernel = (kernel_of(found[0]) or scale_of(found[0], 3)) if found is not None else None
     return None if kernel is None or found is None else (kernel, found[1])
 
 
 def _layer_before(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
     """The node that computes a value and its input, if it may be a kernel and nothing else reads the value."""
-    node = made_by(value, "Conv", "AveragePool", "Pad", "BatchNormalization")
-    if node is None or value is None or node.inputs[0] is None or not is_read_once(value):
+    node = made_by(value, "Conv", "AveragePool", "Pad", "BatchNormalization", *ARITHMETIC)
+    if node is None or value is None or not is_read_once(value):
         return None
-    return node, node.inputs[0]
+    given = node.inputs if node.op_type in ARITHMETIC else node.inputs[:1]
+    read = [x for x in given if x is not None and not is_constant(x)]
+    return (node, read[0]) if len(read) == 1 else None
 
 
 def line_of(value: ir.Value) -> Iterator[ir.Value]:
@@ -467,11 +469,12 @@ def _terms(value: ir.Value, sign: float) -> Iterator[Term]:
 
 def _term(value: ir.Value, sign: float) -> Term:
     """The term for a value: its kernel if it is computed by one and nothing else reads it, otherwise the identity."""
-    node, shape = made_by(value, "Conv", "AveragePool", "BatchNormalization"), sizes(value)
-    if node is not None and node.inputs[0] is not None and is_read_once(value):
-        kernel = kernel_of(node) or scale_of(node)
+    found, shape = _layer_before(value), sizes(value)
+    if found is not None and found[0].op_type != "Pad":
+        node, x = found
+        kernel = kernel_of(node) or scale_of(node, 3)
         if kernel is not None:
-            return Term(value, sign, node.inputs[0], kernel, node.op_type)
+            return Term(value, sign, x, kernel, node.op_type)
     assert shape is not None
     width = shape[1]
     assert isinstance(width, int)

@@ -25,6 +25,11 @@ CONSTANTS = {
     "std": np.float32([0.229, 0.224, 0.225]).reshape(3, 1, 1),
     "lines": np.float32([0, 1, 2, 3, 4, 5]),
     "some": np.float32([0.5, 0, 2]).reshape(3, 1, 1),
+    "lastmean": np.float32([0.485, 0.456, 0.406]),
+    "laststd": np.float32([4.4, 4.5, 4.4]),
+    "m8": np.linspace(0.5, 2, 8, dtype=np.float32).reshape(8, 1, 1),
+    "t8": np.linspace(-1, 2, 8, dtype=np.float32).reshape(8, 1, 1),
+    **{name: np.float32([0.5, 0.7, 1.5]) for name in ("g3", "b3", "m3", "v3")},
     "f0": np.float32(0.458),
     "f1": np.float32(-0.448),
     "f2": np.float32(0.45),
@@ -66,6 +71,47 @@ def test_an_order_goes_into_the_convolution(order, conv):
 def test_a_normalization_after_an_order_leaves_its_shift_before_a_border(order):
     assert after(f"{ORDERS[order].format('f')} {NORM} {UNPADDED}") == ["Conv"]
     assert after(f"{ORDERS[order].format('f')} {NORM} {PADDED}") == ["Add", "Conv"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        NORM.replace("f,", "x,"),
+        "d = Mul(x, f0) z = Add(d, f1)",
+        "z = BatchNormalization (x, g3, b3, m3, v3)",
+        "d = BatchNormalization (x, g3, b3, m3, v3) z = Div(d, std)",
+    ],
+    ids=["each channel", "all channels", "BatchNorm", "BatchNorm and a scale"],
+)
+def test_a_normalization_of_pixels_is_one_add_before_a_border(rows):
+    assert after(f"{rows} {PADDED}") == ["Add", "Conv"]
+    assert after(f"{rows} {UNPADDED}") == ["Conv"]
+
+
+def test_a_normalization_with_channels_last_is_one_add_with_channels_second():
+    """ONNX Runtime repeats rows of three numbers slowly."""
+    rows = f"d = Div(x, full) s = Sub(d, lastmean) f = Mul(s, laststd) z = Transpose <perm = [0, 3, 1, 2]> (f) {PADDED}"
+    assert after(rows, "float[1, 6, 6, 3] x") == ["Transpose", "Add", "Conv"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kept"),
+    [
+        ("z = Add(x, mean)", ["Add", "Conv"]),
+        ("d = Mul(x, some) z = Add(d, mean)", ["BatchNormalization", "Conv"]),
+        ("d = Mul(x, std) q = Sin(d) z = Add(d, mean)", ["Mul", "Sin", "Add", "Conv"]),
+    ],
+    ids=["one Add", "a factor of 0", "another reader"],
+)
+def test_a_normalization_that_an_add_would_not_shorten_stays(rows, kept):
+    outputs = "float[1, 4, h, v] y, float[1, 3, 6, 6] q" if "q =" in rows else "float[1, 4, h, v] y"
+    assert sorted(after(f"{rows} {PADDED}", outputs=outputs)) == sorted(kept)
+
+
+def test_a_norm_of_many_channels_stays_a_norm():
+    """Between convolutions in blocks of channels, ONNX Runtime would convert the image around an Add."""
+    rows = f"d = Mul(x, m8) z = Add(d, t8) {PADDED}"
+    assert after(rows, "float[1, 8, 6, 6] x", width=8) == ["BatchNormalization", "Conv"]
 
 
 def test_channels_that_are_scaled_and_shifted_each_on_its_own():

@@ -134,7 +134,12 @@ def _border_after_pad(pad: ir.Node) -> tuple[ir.Value, Array] | None:
 #     W * z + b = V * x + c,    z[i] = s[i] x[place[i]] + t[i],    V[:, place[i]] += W[:, i] s[i],    c = b + sum W t
 #
 # Channels may be scaled and shifted on the way, together or each on its own (`transform_input` of Inception). If the
-# convolution has padding, which is 0 and not t, the shifts stay before it: W * z = (W s) * (x + t / s).
+# convolution has padding, which is 0 and not t, the shifts stay before it: W * z = (W s) * (x + t / s). For an image of
+# few channels, such as pixels that a network normalizes, this is done without an order, too.
+
+
+FIRST_BLOCK = 8
+"""Channels from which on ONNX Runtime computes convolutions in blocks of channels: an Add in between is slow there."""
 
 
 class _Channels(NamedTuple):
@@ -170,7 +175,7 @@ def reordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
             continue
         width = shape[1]
         whole = _Channels(x, tuple(range(len(shape))), np.arange(width), np.ones(width), np.zeros(width))
-        found = _before_selections(whole, width)
+        found = _before_selections(whole, width) or _before_normalization(whole, width)
         kernel = kernel_of(node) if found is not None else None
         if found is None or kernel is None or kernel.groups != 1:
             continue
@@ -187,7 +192,8 @@ def reordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
         for place, column in zip(image.places, np.moveaxis(one.weight, 1, 0), strict=True):
             weight[:, place] += column
         _replace_by_conv(model, node, replace(one, weight=weight), _transposed(model, node, image))
-        yield Change(rewrite=rewrite, place=node.name or "", description=f"order of channels -> {node.name}")
+        what = "scale of channels" if np.array_equal(image.places, np.arange(width)) else "order of channels"
+        yield Change(rewrite=rewrite, place=node.name or "", description=f"{what} -> {node.name}")
 
 
 def _before_selections(image: _Channels, most: int) -> _Channels | None:
@@ -216,6 +222,25 @@ def _before_selections(image: _Channels, most: int) -> _Channels | None:
     scale, shift = (part[image.places] for part in scaled[1:])
     more = image._replace(source=scaled[0], scale=image.scale * scale, shift=image.scale * shift + image.shift)
     return _before_selections(more, most)
+
+
+def _before_normalization(image: _Channels, width: int) -> _Channels | None:
+    """The channels before all scales and shifts that nothing else reads; None if one Add would not save an operator.
+
+    What is not padded is left to `composed_in_row`.
+    """
+    passed: list[ir.Node] = []
+    image = _past_transposes(image)
+    while width < FIRST_BLOCK and is_read_once(image.source) and (node := image.source.producer()) is not None:
+        scaled = _scaled_channels(node, image.axes[1])
+        if scaled is None:
+            break
+        x, scale, shift = scaled
+        image = image._replace(source=x, scale=image.scale * scale, shift=image.scale * shift + image.shift)
+        image = _past_transposes(image)
+        passed.append(node)
+    saves = len(passed) > 1 or any(node.op_type == "BatchNormalization" for node in passed)
+    return image if saves and image.shift.any() else None
 
 
 def _past_transposes(image: _Channels) -> _Channels:
@@ -263,14 +288,15 @@ def _with_padded_shifts(model: ir.Model, node: ir.Node, image: _Channels, width:
     order = np.argsort(image.places)
     if not np.array_equal(image.places[order], np.arange(width)) or not image.scale.all():
         return None
-    axis, kind = image.axes[1], image.source.dtype
-    added = (image.shift / image.scale)[order].reshape(-1, *[1] * (len(image.axes) - axis - 1))
+    kind, added = image.source.dtype, (image.shift / image.scale)[order]
     with np.errstate(over="ignore"):
         if kind is None or not np.isfinite(added.astype(kind.numpy())).all():
             return None
+    x, axes = _transposed(model, node, image), tuple(range(len(image.axes)))  # an Add along the last axis is slower
     write = Writer(model, node)
-    new = shaped_like(write("Add", image.source, write.constant(added)), image.source)
-    return image._replace(source=new, shift=np.zeros_like(image.shift))
+    numbers = added[0] if (added == added[0]).all() else added.reshape(-1, *[1] * (len(axes) - 2))
+    new = shaped_like(write("Add", x, write.constant(numbers)), x)
+    return image._replace(source=new, axes=axes, shift=np.zeros_like(image.shift))
 
 
 def _transposed(model: ir.Model, node: ir.Node, image: _Channels) -> ir.Value:

@@ -773,6 +773,31 @@ def test_a_local_response_normalization_without_a_sum_above_zero_or_of_no_image_
     assert changed(graph.model(graph("LRN", "x", size=3, **how)), "lrn-as-conv") == []
 
 
+@pytest.mark.parametrize("name", [name for name, (_, _, operators) in PRELUS.items() if operators])
+@pytest.mark.parametrize("last", ["Add", "Sub"])
+def test_a_prelu_as_keras_writes_it_becomes_the_same(name, last):
+    shape, slopes, operators = PRELUS[name]
+    slopes = np.asarray(slopes)
+    graph = Graph(x=shape)
+    below = graph("Relu", graph("Neg", "x"))
+    product = graph("Mul", below, slopes) if last == "Sub" else graph("Mul", -slopes, below)
+    model = graph.model(graph(last, graph("Relu", "x"), product))
+    assert changed(model, "prelu-as-sum") == ["prelu-as-sum"]
+    after, _ = rewritten(model, [REWRITES["prelu-as-sum"]])
+    assert sorted(node.op_type for node in after.graph.node) == operators
+
+
+@pytest.mark.parametrize("how", ["order", "another", "sign", "read"])
+def test_what_is_no_prelu_stays(how):
+    graph = Graph(x=(4, 5, 5), z=(4, 5, 5))
+    slopes = np.linspace(0.1, 0.4, 4).reshape(4, 1, 1)
+    negative = "x" if how == "sign" else graph("Neg", "z" if how == "another" else "x")
+    product = graph("Mul", graph("Relu", negative), slopes)
+    above = graph("Relu", "x")
+    y = graph("Sub", product, above) if how == "order" else graph("Sub", above, product)
+    assert changed(graph.model(y, *([product] if how == "read" else [])), "prelu-as-sum") == []
+
+
 def test_a_prelu_with_computed_slopes_stays():
     graph = Graph(x=[4, 6, 6], z=[4, 1, 1])
     assert changed(graph.model(graph("PRelu", "x", graph("Sigmoid", "z"))), "prelu-as-sum") == []

@@ -13,7 +13,8 @@ The s of a local response normalization (LRN) is a 1x1 convolution of x^2.
 
 A PReLU with one slope is a LeakyRelu, which the convolution before it computes. With one slope per channel of an image,
 factors are depthwise 1x1 convolutions: they keep the blocked channel layout, which a PReLU leaves and enters again.
-Elsewhere, with slopes of at most 1, it is the larger of x and a x. Inputs are taken to be finite.
+Elsewhere, with slopes of at most 1, it is the larger of x and a x. Inputs are taken to be finite. tf2onnx writes Keras'
+PReLU as max(0, x) - a max(0, -x).
 """
 
 from __future__ import annotations
@@ -87,14 +88,34 @@ def _softplus_of(value: ir.Value | None) -> ir.Value | None:
 
 
 def _prelu_as_sum(model: ir.Model) -> Iterator[Change]:
-    for node in nodes_of(model, "PRelu"):
-        x, slopes = node.inputs[0], constant(node.inputs[1])
+    for node in nodes_of(model, "PRelu", "Add", "Sub"):
+        x, slopes = _of_prelu(node)
         written = _written(Writer(model, node), x, slopes) if x is not None and slopes is not None else None
         if written is not None:
             new, description = written
             set_shape(new, sizes(node.outputs[0]), node.outputs[0])
             Writer(model, node).replace(node.outputs[0], new)
             yield Change(rewrite="prelu-as-sum", place=node.name or "", description=description)
+
+
+def _of_prelu(node: ir.Node) -> tuple[ir.Value | None, Array | None]:
+    """The x and the slopes of a PReLU, also of one that Keras writes as max(0, x) - a max(0, -x)."""
+    if node.op_type == "PRelu":
+        return node.inputs[0], constant(node.inputs[1])
+    for above, below in (node.inputs, node.inputs[::-1])[: 2 if node.op_type == "Add" else 1]:
+        relu, product = made_by(above, "Relu"), made_by(below, "Mul")
+        if relu is None or product is None or sizes(below) != sizes(above) or not _are_read_once(relu, product):
+            continue
+        for value, given in (product.inputs, product.inputs[::-1]):
+            other, slopes = made_by(value, "Relu"), constant(given)
+            negative = made_by(other.inputs[0], "Neg") if other is not None and _are_read_once(other) else None
+            if slopes is not None and negative is not None and negative.inputs[0] is relu.inputs[0]:
+                return relu.inputs[0], slopes if node.op_type == "Sub" else -slopes
+    return None, None
+
+
+def _are_read_once(*nodes: ir.Node) -> bool:
+    return all(is_read_once(node.outputs[0]) for node in nodes)
 
 
 def _written(write: Writer, x: ir.Value, slopes: Array) -> tuple[ir.Value, str] | None:
@@ -179,7 +200,12 @@ def _power(write: Writer, x: ir.Value, by: float) -> ir.Value:
 
 MISH_AS_QUOTIENT = Rewrite("mish-as-quotient", "a Mish", _mish_as_quotient, order=93, keeps=True, fp32_only=True)
 PRELU_AS_SUM = Rewrite(
-    "prelu-as-sum", "a PReLU with constant slopes", _prelu_as_sum, order=93, keeps=True, fp32_only=True
+    "prelu-as-sum",
+    "a PReLU with constant slopes, also written as max(0, x) - a max(0, -x)",
+    _prelu_as_sum,
+    order=93,
+    keeps=True,
+    fp32_only=True,
 )
 SOFTMAX_AS_QUOTIENT = Rewrite(
     "softmax-as-quotient",

@@ -64,15 +64,15 @@ FORMS = {
 }
 
 
-def network(rows, opset=17, **more):
-    return graph(rows, {**NUMBERS, **more}, {"x": SHAPE}, opset=opset)
+def network(rows, opset=17, shape=SHAPE, **more):
+    return graph(rows, {**NUMBERS, **more}, {"x": shape}, opset=opset)
 
 
-def kinds(model):
+def kinds(model, shape=SHAPE):
     """The operators after folding, which compute the same in float64."""
     after, _ = rewritten(model, FOLDS)
     onnx.checker.check_model(after, full_check=True)
-    tokens = {"x": 3 + RANDOM.standard_normal(SHAPE)}
+    tokens = {"x": 3 + RANDOM.standard_normal(shape)}
     before, behind = (ReferenceEvaluation(each).run(tokens)["y"] for each in (model, after))
     np.testing.assert_allclose(behind, before, rtol=0, atol=1e-12 * np.abs(before).max())
     return sorted(node.op_type for node in after.graph.node)
@@ -82,6 +82,42 @@ def kinds(model):
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_formula_is_one_operator(form, opset):
     assert kinds(network(form, opset)) == ["LayerNormalization"]
+
+
+IMAGE = (2, C, 4, C)  # as wide as it has channels
+CHANNELS = {"g": RANDOM.standard_normal((C, 1, 1)), "b": RANDOM.standard_normal((1, C, 1, 1))}
+
+
+def of_channels(rows):
+    """The same over axis 1."""
+    return [(*row[:3], {"axes": [1]}) if row[0] == "ReduceMean" else row for row in rows]
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+@pytest.mark.parametrize("form", [name for name in FORMS if name != "Keras 3"])
+def test_a_formula_over_the_channels_of_an_image_is_one_operator_between_transposes(form, opset):
+    found = kinds(network(of_channels(FORMS[form]), opset, IMAGE, **CHANNELS), IMAGE)
+    assert found == ["LayerNormalization", "Transpose", "Transpose"]
+
+
+def test_what_tf2onnx_writes_in_convnext_has_one_transpose_before_the_linear_layer():
+    """It turns the mean by a Reshape, and the image before the linear layer, which takes scale and shift."""
+    rows = [MEAN, ("Neg", "m", "w"), ("Reshape", "m s", "i"), ("Sub", "x i", "c"), *VARIANCE[2:]]
+    rows = [*rows, ("Sqrt", "e", "o"), ("Reciprocal", "o", "r"), INVERSE[2], ("Mul", "x h", "k"), ("Mul", "w h", "l")]
+    rows = [*rows, ("Add", "l b", "t"), ("Add", "k t", "z"), ("Transpose", "z", "u", {"perm": [0, 2, 3, 1]})]
+    more = {"s": np.array([-1, 1, 4, C]), "p": RANDOM.standard_normal((C, 4)), "a": RANDOM.standard_normal(4)}
+    rows = of_channels([*rows, ("MatMul", "u p", "n"), ("Add", "n a", "y")])
+    found = kinds(network(rows, 17, ("batch", *IMAGE[1:]), **CHANNELS, **more), IMAGE)
+    assert found == ["Add", "LayerNormalization", "MatMul", "Transpose"]
+
+
+@pytest.mark.parametrize("name", ["g", "b"])
+def test_an_affine_along_another_axis_than_the_norm_stays_behind_it(name):
+    """As many numbers along rows as there are channels."""
+    more = {**CHANNELS, name: RANDOM.standard_normal(C)}
+    found = kinds(network(of_channels(TORCH), 17, IMAGE, **more), IMAGE)
+    assert ("Mul" in found, "Add" in found) == (name == "g", name in "gb")
+    assert "LayerNormalization" in found
 
 
 def test_scale_and_shift_go_into_the_linear_layer_after_it():
@@ -107,7 +143,10 @@ def test_two_affines_of_one_norm_stay():
 
 
 OTHERS = {
-    "another axis": [(*row[:3], {"axes": [1]}) if row[0] == "ReduceMean" else row for row in FORMS["no affine"]],
+    "the batch": [(*row[:3], {"axes": [0]}) if row[0] == "ReduceMean" else row for row in FORMS["no affine"]],
+    "a mean along each of two axes": [
+        (*row[:3], {"axes": [1]}) if row[1] == "q" else row for row in FORMS["no affine"]
+    ],
     "two axes": [(*row[:3], {"axes": [1, 2]}) if row[0] == "ReduceMean" else row for row in FORMS["no affine"]],
     "another mean": [
         ("ReduceMean", "x", "o", {"axes": [1]}),

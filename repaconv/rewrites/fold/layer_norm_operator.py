@@ -9,6 +9,9 @@ the first one only.
 
 A value is read as a sum of terms c u r^n, where u is x, m or 1, and c has a number per channel. It is a norm if the
 terms are g x r, -g m r and b.
+
+The operator acts on the last axis. For the channels of an image (ConvNeXt of Keras by tf2onnx), a Transpose before and
+one behind it take less time than the formula, and fold with others.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from repaconv.graph.nodes_and_constants import (
 )
 from repaconv.graph.operator_facts import ARITHMETIC
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import rank_of, shaped_like, sizes
+from repaconv.graph.symbolic_shapes import rank_of, set_shape, shaped_like, sizes
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -56,49 +59,75 @@ def apply(model: ir.Model) -> Iterator[Change]:
             assert last is not None
             write = Writer(model, last)
             parts = [np.broadcast_to(part, spread.width) for part in (scale, shift) if part is not None]
-            new = write("LayerNormalization", spread.x, *map(write.constant, parts), axis=-1, epsilon=spread.epsilon)
-            write.replace(value, shaped_like(new, spread.x))
+            x, order = spread.x, [axis for axis in range(rank_of(spread.x)) if axis != spread.axis] + [spread.axis]
+            x = _transposed(write, x, order)
+            new = write("LayerNormalization", x, *map(write.constant, parts), axis=-1, epsilon=spread.epsilon)
+            new = _transposed(write, shaped_like(new, x), [int(axis) for axis in np.argsort(order)])
+            write.replace(value, new)
             yield Change(
                 rewrite=LAYER_NORM.name, place=last.name or "", description="means, a root -> LayerNormalization"
             )
     clean(model)
 
 
+def _transposed(write: Writer, x: ir.Value, order: list[int]) -> ir.Value:
+    if order == sorted(order):
+        return x
+    new, shape = write("Transpose", x, perm=order), sizes(x)
+    set_shape(new, None if shape is None else [shape[axis] for axis in order], x)
+    return new
+
+
 # --- The root of the variance.
 
 
 class _Spread(NamedTuple):
-    """A root sqrt(mean((x - m)^2) + epsilon) over the last axis of x, which is so wide."""
+    """A root sqrt(mean((x - m)^2) + epsilon) over an axis of x, which is so wide."""
 
     root: ir.Value
     x: ir.Value
+    axis: int
     epsilon: float
     width: int
+
+
+class _Mean(NamedTuple):
+    """The mean of x along an axis, or its variance."""
+
+    x: ir.Value
+    axis: int
 
 
 def _spread(root: ir.Node) -> _Spread | None:
     added = made_by(root.inputs[0], "Add")
     for variance, given in zip(added.inputs, added.inputs[::-1], strict=True) if added is not None else ():
-        epsilon, x = scalar(given), _of_variance(variance)
-        width = (sizes(x) or (None,))[-1]
-        if epsilon is None or x is None or not isinstance(width, int) or root.outputs[0].dtype != x.dtype:
+        epsilon, found = scalar(given), _of_variance(variance)
+        if epsilon is None or found is None or root.outputs[0].dtype != found.x.dtype:
             continue
-        if x.dtype is not None and x.dtype.is_floating_point() and float(np.float32(epsilon)) == epsilon:
-            return _Spread(root.outputs[0], x, epsilon, width)  # an attribute is in float32
+        width, kind = (sizes(found.x) or ())[found.axis], found.x.dtype
+        if not isinstance(width, int) or kind is None or not kind.is_floating_point():
+            continue
+        if float(np.float32(epsilon)) == epsilon:  # an attribute is in float32
+            return _Spread(root.outputs[0], *found, epsilon, width)
     return None
 
 
-def _of_variance(value: ir.Value | None) -> ir.Value | None:
-    """The x of mean((x - m)^2) or mean(x^2) - m^2, also of the larger of that and 0, along the last axis."""
+def _of_variance(value: ir.Value | None) -> _Mean | None:
+    """What mean((x - m)^2) or mean(x^2) - m^2 is the variance of, also the larger of that and 0."""
     larger = made_by(value, "Max")
     if larger is not None and len(larger.inputs) == 2 and 0 in map(scalar, larger.inputs):
         value = larger.inputs[1 if scalar(larger.inputs[0]) == 0 else 0]
-    square = _squared(_averaged(value))
-    if square is not None:
-        return _centered(square)
+    mean = _averaged(value)
+    if mean is not None:
+        centered = _centered(_squared(mean.x))
+        return centered if centered is not None and centered.axis == mean.axis else None
     less = made_by(value, "Sub")
-    x = _squared(_averaged(less.inputs[0])) if less is not None else None
-    return x if less is not None and x is not None and _averaged(_squared(less.inputs[1])) is x else None
+    mean = _averaged(less.inputs[0]) if less is not None else None
+    x = _squared(mean.x) if mean is not None else None
+    if less is None or mean is None or x is None:
+        return None
+    found = _Mean(x, mean.axis)
+    return found if _averaged(_squared(less.inputs[1])) == found else None
 
 
 def _squared(value: ir.Value | None) -> ir.Value | None:
@@ -109,20 +138,30 @@ def _squared(value: ir.Value | None) -> ir.Value | None:
     return node.inputs[0] if twice and sizes(node.inputs[0]) == sizes(value) else None
 
 
-def _centered(value: ir.Value) -> ir.Value | None:
-    """The x of x - mean(x)."""
+def _centered(value: ir.Value | None) -> _Mean | None:
+    """The mean that x - mean(x) subtracts."""
     node = made_by(value, "Sub")
-    return node.inputs[0] if node is not None and _averaged(node.inputs[1]) is node.inputs[0] else None
+    mean = _averaged(node.inputs[1]) if node is not None else None
+    return mean if node is not None and mean is not None and mean.x is node.inputs[0] else None
 
 
-def _averaged(value: ir.Value | None) -> ir.Value | None:
-    """The x of which a value is the mean along the last axis, which is kept. tf2onnx writes a GlobalAveragePool."""
+def _averaged(value: ir.Value | None) -> _Mean | None:
+    """What a value is the mean of along an axis, which is kept. tf2onnx writes a GlobalAveragePool for the last one."""
+    while (view := _same(value)) is not None:
+        value = view
     node = made_by(value, "ReduceMean", "GlobalAveragePool")
     rank = rank_of(node.inputs[0]) if node is not None else 0
     if node is None or rank < 2 or not attribute(node, "keepdims", 1):
         return None
-    axes = axes_of(node, rank) if node.op_type == "ReduceMean" else range(2, rank)
-    return node.inputs[0] if axes is not None and [*axes] == [rank - 1] else None
+    axes = [*(axes_of(node, rank) or ())] if node.op_type == "ReduceMean" else [*range(2, rank)]
+    x = node.inputs[0]
+    return _Mean(x, axes[0]) if x is not None and len(axes) == 1 and axes[0] else None
+
+
+def _same(value: ir.Value | None) -> ir.Value | None:
+    """What a Reshape to the same shape is of; tf2onnx makes one of a Transpose of a mean."""
+    node = made_by(value, "Reshape", "Identity")
+    return node.inputs[0] if node is not None and sizes(node.inputs[0]) == sizes(value) is not None else None
 
 
 # --- The values that are a norm.
@@ -178,8 +217,11 @@ class _Norms:
         return self.known[value]
 
     def _computed(self, value: ir.Value, depth: int) -> _Terms | None:
-        if value is self.spread.x or _averaged(value) is self.spread.x:
-            return {("x" if value is self.spread.x else "m", 0): np.ones(1)}
+        mean = _Mean(self.spread.x, self.spread.axis)
+        if value is mean.x or _averaged(value) == mean:
+            return {("x" if value is mean.x else "m", 0): np.ones(1)}
+        if (view := _same(value)) is not None:
+            return self._terms(view, depth)
         if is_constant(value):
             return self._constant(value)
         node = made_by(value, *ARITHMETIC, "Neg", "Reciprocal")
@@ -190,10 +232,11 @@ class _Norms:
         return _OPERATORS[node.op_type](*known)
 
     def _constant(self, value: ir.Value) -> _Terms | None:
-        numbers = constant(value)
-        if numbers is None or numbers.dtype.kind != "f" or numbers.size not in (1, (numbers.shape or (1,))[-1]):
+        numbers, rank = constant(value), rank_of(self.spread.x)
+        if numbers is None or numbers.dtype.kind != "f" or numbers.ndim > rank:
             return None
-        return {("", 0): numbers.reshape(-1)} if numbers.size in (1, self.spread.width) else None
+        along = numbers.size in (1, np.array(numbers, ndmin=rank).shape[self.spread.axis])
+        return {("", 0): numbers.reshape(-1)} if along and numbers.size in (1, self.spread.width) else None
 
 
 def _sum(first: _Terms, second: _Terms) -> _Terms:
@@ -233,7 +276,7 @@ _OPERATORS: dict[str, Callable[..., _Terms | None]] = {
 
 LAYER_NORM = Rewrite(
     "layer-norm",
-    "a LayerNorm over the last axis, if nothing else reads its root",
+    "a LayerNorm over one axis, if nothing else reads its root",
     apply,
     opset=17,
 )

@@ -175,7 +175,7 @@ def reordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
             continue
         width = shape[1]
         whole = _Channels(x, tuple(range(len(shape))), np.arange(width), np.ones(width), np.zeros(width))
-        found = _before_selections(whole, width) or _before_normalization(whole, width)
+        found = _before_selections(whole, width) or _before_normalization(whole, width, node)
         kernel = kernel_of(node) if found is not None else None
         if found is None or kernel is None or kernel.groups != 1:
             continue
@@ -224,10 +224,10 @@ def _before_selections(image: _Channels, most: int) -> _Channels | None:
     return _before_selections(more, most)
 
 
-def _before_normalization(image: _Channels, width: int) -> _Channels | None:
-    """The channels before all scales and shifts that nothing else reads; None if one Add would not save an operator.
+def _before_normalization(image: _Channels, width: int, conv: ir.Node) -> _Channels | None:
+    """The channels before all scales and shifts that nothing else reads; None if that would save no operator.
 
-    What is not padded is left to `composed_in_row`.
+    What needs no Add, and lies behind no Transpose, is left to `composed_in_row`.
     """
     passed: list[ir.Node] = []
     image = _past_transposes(image)
@@ -239,8 +239,11 @@ def _before_normalization(image: _Channels, width: int) -> _Channels | None:
         image = image._replace(source=x, scale=image.scale * scale, shift=image.scale * shift + image.shift)
         image = _past_transposes(image)
         passed.append(node)
-    saves = len(passed) > 1 or any(node.op_type == "BatchNormalization" for node in passed)
-    return image if saves and image.shift.any() else None
+    if image.shift.any() and any(attribute(conv, "pads", ())):
+        saves = len(passed) > 1 or any(node.op_type == "BatchNormalization" for node in passed)
+    else:
+        saves = bool(passed) and list(image.axes) != sorted(image.axes)
+    return image if saves else None
 
 
 def _past_transposes(image: _Channels) -> _Channels:

@@ -50,6 +50,18 @@ def test_a_graph_that_no_tool_takes_is_not_called_a_defect_of_repaconv(named, re
     assert "defect" not in said
 
 
+def test_an_operator_that_an_exporter_left_as_its_framework_has_it(repaconv):
+    """As tf2onnx does; only its Erfc is read."""
+    nodes, weights = conv_and_norm()
+    model = write(nodes, weights, {"y": (F, ["N", 4, "H", "W"])})
+    model.graph.node[1].op_type = "StatefulPartitionedCall"
+    onnx.save(model, "net.onnx")
+    code, _, said = repaconv("fold", "net.onnx")
+    assert code == 4
+    assert "No Op registered for StatefulPartitionedCall" in said
+    assert "write it with others in the network" in " ".join(said.split())
+
+
 def test_a_graph_that_only_the_checker_rejects_is_folded():
     """MeanVarianceNormalization of opset 13: ONNX's checker fails on its own function body, ONNX Runtime runs it."""
     nodes, weights = conv_and_norm()

@@ -46,6 +46,8 @@ BELOW_ONE_BYTE = (21, 22, 23, 25, 26)
 CONTROL = ("If", "Loop", "Scan")
 MIXED_TYPES = ("has inconsistent type", "elem type differs")
 """What ONNX's strict check says of values of two types where an operator takes one."""
+UNKNOWN = "No Op registered"
+"""What ONNX's check says of a node of its own domain that it does not have in the opset."""
 UNSORTED = "topologically sorted"
 """What ONNX's check says of a graph with a node that reads what is not computed before it."""
 QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
@@ -100,11 +102,13 @@ def loaded(path: Path) -> onnx.ModelProto:
         _require_no_bytes_left(model)
     except Exception as error:
         why = (_uncomputed_input(model) if UNSORTED in str(error) else "") or first_line(error)
-        raise Refused(
-            f"{path} is not valid ONNX: {why}.",
-            hint="Export it again; `repaconv inspect` shows what it holds.",
-            code="onnx.invalid",
-        ) from error
+        hint = "Export it again; `repaconv inspect` shows what it holds."
+        if UNKNOWN in why:
+            hint = (
+                "This opset of ONNX has no such operator, and no runtime loads the file. If the exporter left it as "
+                "its framework has it, write it with others in the network; otherwise export for a newer opset."
+            )
+        raise Refused(f"{path} is not valid ONNX: {why}.", hint=hint, code="onnx.invalid") from error
     for file, stamp in before.items():
         require_unchanged(file, stamp)
     _require_runnable(path, model)

@@ -435,7 +435,7 @@ def image_net(rows, **weights) -> str:
         (
             [("BatchNormalization", "x nw nb nm nv", "a"), ("Conv", "a wide", "y", {"pads": [1] * 4})],
             "after another, since a padded convolution's border is zero, and what is added before it is not there: "
-            "y after a",
+            "Conv_4 after Add_2",
         ),
         (
             [("Conv", "x depth", "a", {"group": 4}), ("Conv", "a square", "b"), ("Relu", "b", "y")],

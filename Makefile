@@ -51,6 +51,7 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file benchmarks/mypy.ini
 	$(BIN)/codespell
 	$(BIN)/codespell --builtin clear,en-GB_to_en-US -L $(NAMES) -S docs/reference,*.svg README.md CONTRIBUTING.md docs examples
 

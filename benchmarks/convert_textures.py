@@ -200,7 +200,7 @@ class Curve:
 
 
 def _graph(run: Path, **asked: Any) -> Path:
-    return Path(repaconv.export(run, **asked).wrote[0])
+    return Path(repaconv.export(run, **asked).output_files[0])
 
 
 def _figures(speed: Any, link: Link) -> dict[str, Any]:

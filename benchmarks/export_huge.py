@@ -41,7 +41,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         places = {"checkpoint": str(folder / "checkpoint.pth"), "run": str(folder / "run")}
-        weights = METHOD.example("vit-huge/0.25", seed=1)
+        weights = METHOD.example("vit-huge/0.25", 1)
         torch.save({"model": weights, "args": ARGS}, places["checkpoint"])
         del weights
         for stage, words in STAGES.items():

@@ -92,10 +92,13 @@ def measured(rows: tuple[Row, ...]) -> Iterator[dict[str, Any]]:
         alone = repaconv.fold(f"{out}/finetuned.safetensors", out=f"folded-{number}", settings=converted.settings)
         links = {link.name: link for link in repaconv.verify(f"folded-{number}", inputs=held).links}
         judged = _of_held_out(source, settings, f"{started}/converted.safetensors", converted, held)
-        figures = {"name": row.name, "epochs": row.epochs, "kept": done.kept, "network": judged["network"]}
+        figures = {"name": row.name, "epochs": row.epochs, "kept": done.best_epoch, "network": judged["network"]}
         figures |= {"start": judged["start"], "trained": links["fold"].accuracy.reference}
         figures |= {"folded": links["stored"].accuracy.candidate, "images": done.images.model_dump()}
-        figures |= {"fold_error": links["fold"].metrics.max_rel_error, "parameters": _parameters(Path(alone.wrote[0]))}
+        figures |= {
+            "fold_error": links["fold"].metrics.max_rel_error,
+            "parameters": _parameters(Path(alone.output_files[0])),
+        }
         figures |= {"before": _parameters(source), "costs": [epoch.cost for epoch in done.epochs]}
         print(json.dumps(figures), flush=True)
         yield figures

@@ -56,7 +56,7 @@ def timed(command: list[str]) -> tuple[float, int]:
 def measure(arch: str, folder: Path, rounds: int) -> dict[str, object]:
     """Both jobs in turn."""
     checkpoint, run = folder / "checkpoint.pth", folder / "run"
-    torch.save({"model": METHOD.example(arch, seed=1), "args": ARGS}, checkpoint)
+    torch.save({"model": METHOD.example(arch, 1), "args": ARGS}, checkpoint)
     fold = [sys.executable, "-m", "repaconv", "fold", str(checkpoint), "-o", str(run), "--force", "--quiet"]
     jobs = {"copy": [sys.executable, "-c", COPY, str(checkpoint), str(folder / "copy.safetensors")], "fold": fold}
     wall: dict[str, list[float]] = {name: [] for name in jobs}

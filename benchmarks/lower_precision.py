@@ -27,7 +27,7 @@ from repaconv.core.files import canonical_json
 
 TRAINED = models.FOLDER
 REPAVIT = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
-SIZES = (
+SIZES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("repavit", "deit-base/0.75", {"args": REPAVIT}),
     ("pyra", "vit-base/low", {}),
     ("pyra", "vit-base/high", {}),
@@ -52,7 +52,8 @@ def agreement(method: str) -> dict[str, Any]:
     engine = run / "build" / f"{OPENVINO}.bf16.blob"
     verified = repaconv.verify(run, inputs=TRAINED / "digits.npz", engine=engine)
     links = {link.name: link for link in verified.links if not link.variant.startswith(OPENVINO)}
-    row: dict[str, Any] = {"method": method, "verdict": verified.verdict, "int8_in_float32": len(low.in_float)}
+    row: dict[str, Any] = {"method": method, "verdict": verified.verdict}
+    row["int8_in_float32"] = len(low.unquantized_layers)
     for name, link in (("fp32", links["onnx"]), ("int8", links["int8"]), ("bf16", links["engine"])):
         assert link.metrics is not None
         assert link.accuracy is not None
@@ -72,7 +73,7 @@ def speed(method: str, size: str, beside: dict[str, Any], rounds: int) -> dict[s
     repaconv.fold("c.pth", out=run, force=True)
     repaconv.export(run, batch=1)
     low = repaconv.export(run, batch=1, precision="int8")
-    row: dict[str, Any] = {"model": f"{method} {size}", "int8_in_float32": len(low.in_float)}
+    row: dict[str, Any] = {"model": f"{method} {size}", "int8_in_float32": len(low.unquantized_layers)}
     plain, blob = run / "model.b1.onnx", run / "build" / f"{OPENVINO}.b1.blob"
     repaconv.export(run, batch=1, target=OPENVINO)  # in the form that is fastest there
     for precision in ("fp32", "bf16"):

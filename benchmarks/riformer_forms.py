@@ -59,7 +59,7 @@ def forms(arch: str) -> dict[str, nn.Module]:
     last = 2 * len(config.layers) - 2
     trained = {
         name.removeprefix("backbone.").replace(f"norm{last}.", "norm.").replace("head.fc.", "head."): value
-        for name, value in METHOD.example(arch, seed=0).items()
+        for name, value in METHOD.example(arch, 0).items()
     }
     with tempfile.TemporaryDirectory() as folder:
         torch.save({"state_dict": trained}, checkpoint := Path(folder) / "trained.pth")

@@ -75,7 +75,7 @@ def errors() -> None:
             others = [each for each in known if each.network != name]
             base = next(each for each in own if not each.error)
             start = Observation("", base.macs, base.deployment, 0.0, 0.0)
-            rest = [each for each in own if each is not base]
+            rest = [each for each in own if each.deployment != base.deployment]
             means, deviations = Predictor([*others, start], base.macs).of([each.deployment for each in rest])
             off = np.array([each.gain for each in rest]) - means
             print(f"{level:12} {name[:40]:40} off by {np.abs(off).mean():.3f}, uncertainty {deviations.mean():.3f}")
@@ -94,9 +94,9 @@ def main() -> None:
     if parser.parse_args().errors:
         errors()
         return
-    told = {"source": "benchmarks/results/deploy_peers.jsonl, by benchmarks/tuning_records.py", "networks": records()}
-    RECORDS.write_text(canonical_json(told))
-    print(f"{sum(map(len, told['networks'].values()))} networks, {RECORDS.stat().st_size / 1024:.0f} KiB")
+    source, networks = "benchmarks/results/deploy_peers.jsonl, by benchmarks/tuning_records.py", records()
+    RECORDS.write_text(canonical_json({"source": source, "networks": networks}))
+    print(f"{sum(map(len, networks.values()))} networks, {RECORDS.stat().st_size / 1024:.0f} KiB")
 
 
 if __name__ == "__main__":

@@ -242,7 +242,7 @@ def compare(name: str) -> dict[str, Any]:
             if isinstance(value := getattr(part, attribute, None), float):
                 setattr(part, attribute, float(np.float32(value)))
     own = own.double()
-    reference = subject_of(Run(Path("run"))).reference
+    reference: Any = subject_of(Run(Path("run"))).reference
     names = [*reference.inputs], [*reference.outputs]
     as_onnx = NetworkRunner(rounded, rounded.state_dict(), double=True, inputs=names[0], outputs=names[1])
     ours, theirs = onnxruntime.InferenceSession("ours.onnx"), None

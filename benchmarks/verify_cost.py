@@ -17,6 +17,7 @@ import tempfile
 import time
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ IMAGES = 256
 
 def prepare(folder: Path) -> Path:
     """A run with its ONNX model, and a folder of JPEG images as large as ImageNet's usually are."""
-    torch.save({"model": METHOD.example("deit-tiny/0.75", seed=1), "args": ARGS}, folder / "c.pth")
+    torch.save({"model": METHOD.example("deit-tiny/0.75", 1), "args": ARGS}, folder / "c.pth")
     repaconv.fold(folder / "c.pth", out=folder / "run")
     repaconv.export(folder / "run")
     random = np.random.default_rng(0)
@@ -55,7 +56,7 @@ def yardstick(run: Path, images: Path) -> float:
     subject = subject_of(Run(run))
     given = choose_inputs(subject, images=images)
     batches = list(given.batches())
-    runners = [subject.reference, subject.exact, subject.stored, load_onnx(run / "model.onnx")]
+    runners: list[Any] = [subject.reference, subject.exact, subject.stored, load_onnx(run / "model.onnx")]
     start = time.perf_counter()
     for batch in batches:
         for runner in runners:

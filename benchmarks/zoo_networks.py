@@ -109,7 +109,7 @@ def _write_box_operators() -> None:
 
     if extension._has_ops():
         return
-    pooling = importlib.import_module("torchvision.ops.roi_align")
+    pooling: Any = importlib.import_module("torchvision.ops.roi_align")
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name, written in {"nms": _nms, "roi_align": pooling._roi_align}.items():
         if not hasattr(torch.ops.torchvision, name):

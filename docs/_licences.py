@@ -43,7 +43,7 @@ def licence(component: dict[str, Any]) -> str:
     told = component.get("licenses", [])
     formal = [each.get("expression") or each["license"].get("id") for each in told]
     words = [each["license"]["name"].rpartition(" :: ")[2] for each in told if "name" in each.get("license", {})]
-    own = metadata.metadata(component["name"]).get("License", "").partition("\n")[0]
+    own = (metadata.metadata(component["name"]).get_all("License") or [""])[0].partition("\n")[0]
     return ", ".join(filter(None, formal)) or ", ".join(words) or own or "not declared"
 
 

@@ -115,7 +115,10 @@ def main() -> None:
     """Measure, and write the page where that is asked for."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument(
-        "--rows", nargs="+", choices=[net.name for net in (*NETS, *NETWORKS)], help="these networks; all"
+        "--rows",
+        nargs="+",
+        choices=[*(net.name for net in NETS), *(net.name for net in NETWORKS)],
+        help="these networks; all",
     )
     options.add_argument("--batch", type=int, default=1)
     options.add_argument("--threads", type=int, default=1)

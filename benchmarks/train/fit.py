@@ -84,7 +84,7 @@ def fit(
     optimiser = torch.optim.AdamW(wanted, rate, weight_decay=WEIGHT_DECAY)
     steps = epochs * math.ceil(len(data.labels) / BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, steps, pct_start=WARMUP, final_div_factor=1e4)
-    several = {"net": net, "optimiser": optimiser, "schedule": schedule}
+    several: dict[str, Any] = {"net": net, "optimiser": optimiser, "schedule": schedule}
     begun = _taken_up(kept, several, random) if kept and kept.is_file() else 0
     net.train()
     for epoch in range(begun, epochs):

@@ -77,11 +77,13 @@ def _require_recognized(name: str, path: Path, settings: Mapping[str, str]) -> N
 
 
 def _require_verified(name: str, path: Path, run: Path, settings: Mapping[str, str]) -> None:
+    from repaconv.results.fold import MethodFold
     from repaconv.stages.export.stage import export
     from repaconv.stages.fold.stage import fold
     from repaconv.stages.verify.stage import verify
 
     folded = fold(path, method=name, settings=settings, out=run, force=True)
+    assert isinstance(folded, MethodFold), f"it is folded as a {folded.kind}, not by the method"
     assert folded.certificate, "the certificate has no row"
     export(run)
     failed = [link for link in verify(run).links if link.verdict != "passed"]

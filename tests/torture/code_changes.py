@@ -97,8 +97,9 @@ def _less_one(values: list[Any]) -> Iterator[list[Any]]:
 
 
 def _not(test: ast.expr) -> ast.expr:
-    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-    return test.operand if negated else ast.UnaryOp(ast.Not(), test)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return test.operand
+    return ast.UnaryOp(ast.Not(), test)
 
 
 def _plus(value: ast.expr, by: int) -> ast.expr:

@@ -234,4 +234,5 @@ def main(at: Path, count: int, seed: int, operators: list[str]) -> None:
 
 if __name__ == "__main__":
     numbers = [int(number) for number in sys.argv[2:4]]
-    main(Path(sys.argv[1]), *numbers, *(100, 42)[len(numbers) :], sys.argv[4:])
+    count, seed = (*numbers, *(100, 42)[len(numbers) :])
+    main(Path(sys.argv[1]), count, seed, sys.argv[4:])

@@ -290,10 +290,10 @@ def run(net: Path, at: Path) -> str:
         folded = repaconv.fold(held["module"], **({} if held["example"] is None else {"example": held["example"]}))
         with torch.no_grad():
             torch.save([folded(x) for x in held["inputs"]], at / "outputs.pt")
-        told = hashlib.sha256()
+        weights = hashlib.sha256()
         for name, tensor in folded.state_dict().items():
-            told.update(f"{name} {tuple(tensor.shape)}".encode() + tensor.numpy().tobytes())
-        return told.hexdigest()
+            weights.update(f"{name} {tuple(tensor.shape)}".encode() + tensor.numpy().tobytes())
+        return weights.hexdigest()
     if (net / "net.onnx").is_file():
         repaconv.fold(net / "net.onnx", out=at / "run", measure=False)
         tried = [*TRIED]

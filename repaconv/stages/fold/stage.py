@@ -51,7 +51,7 @@ def fold(
     measure: bool = True,
     progress: Progress = silent,
     **hyper: Any,
-) -> MethodFold: ...
+) -> MethodFold | GraphFold: ...
 
 
 def fold(

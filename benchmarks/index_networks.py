@@ -1,4 +1,4 @@
-"""The index of published networks, made again: ``repaconv/checkpoints/architecture_index/index.zip``.
+"""The index of published networks, made again: ``repaconv/checkpoints/index.zip``.
 
 Builds every architecture of timm, torchvision and transformers' vision models on the meta device, where size costs
 nothing. The classifier is what timm says it is, elsewhere what changes with the number of classes. Two of the same
@@ -23,7 +23,7 @@ import torch
 
 from repaconv.checkpoints.architecture_index import member
 
-INDEX = Path(__file__).parents[1] / "repaconv" / "networks" / "index.zip"
+INDEX = Path(__file__).parents[1] / "repaconv" / "checkpoints" / "index.zip"
 CLASSES = 7
 MAPPINGS = ("IMAGE_CLASSIFICATION", "SEMANTIC_SEGMENTATION", "OBJECT_DETECTION", "DEPTH_ESTIMATION")
 TOWERS = ("CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel", "ViTModel", "Dinov2Model")

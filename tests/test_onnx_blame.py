@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
 from repaconv.core.errors import Refused
+from repaconv.graph.invalid_graphs import misfit
+from repaconv.graph.operator_facts import NCHWC
+from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.verification.model_runners import load_onnx
+from repaconv.verification.onnx_model_loading import left_alone
 
 F, INT = TensorProto.FLOAT, TensorProto.INT64
 
@@ -74,6 +79,102 @@ def test_a_graph_that_only_the_checker_rejects_is_folded():
     else:
         pytest.skip("this onnx checks it")
     assert rc.fold("net.onnx", measure=False).applied == ("convolution",)
+
+
+@pytest.mark.parametrize(
+    ("named", "channels", "told"),
+    [
+        ({"group": 0}, 3, "Conv first has group=0"),
+        ({"group": 3}, 3, r"Conv first cannot multiply x \[., 3, 8, 8\] by w \[4, 3, 3, 3\] with group=3"),
+        ({}, 4, r"Conv first cannot multiply x \[., 4, 8, 8\] by w \[4, 3, 3, 3\]"),
+    ],
+    ids=str,
+)
+def test_a_convolution_that_cannot_run_is_named(named, channels, told):
+    """ONNX's checker passes them, and ONNX Runtime loads them and fails where it runs them."""
+    nodes, weights = conv_and_norm(name="first", **named)
+    write(nodes, weights, {"y": (F, ["N", 4, "H", "W"])}, inputs={"x": (F, ["N", channels, 8, 8])})
+    for stage in (lambda: rc.fold("net.onnx", measure=False), lambda: rc.compare("net.onnx", "net.onnx")):
+        with pytest.raises(Refused, match=told) as refused:
+            stage()
+        assert (refused.value.code, "defect" in refused.value.hint) == ("onnx.invalid", False)
+    with pytest.raises(Refused, match=told):
+        rc.estimate("net.onnx", target="a100")
+
+
+@pytest.mark.parametrize(
+    ("node", "weight", "wrong"),
+    [
+        (helper.make_node("MatMul", ["x", "w"], ["y"]), (5, 6), True),
+        (helper.make_node("MatMul", ["x", "w"], ["y"]), (4, 6), False),
+        (helper.make_node("Gemm", ["x", "w"], ["y"], transB=1), (6, 4), False),
+        (helper.make_node("Gemm", ["x", "w"], ["y"], transB=1), (4, 6), True),
+        (helper.make_node("Gemm", ["x", "w"], ["y"], transA=1), (2, 4), False),
+        (helper.make_node("Gemm", ["x", "w"], ["y"]), (2, 4), True),
+    ],
+)
+def test_the_weight_of_a_product_fits_its_input_or_is_named(node, weight, wrong):
+    ends = [[helper.make_tensor_value_info(name, F, shape)] for name, shape in (("x", (2, 4)), ("y", None))]
+    graph = helper.make_graph([node], "net", *ends, [numpy_helper.from_array(np.zeros(weight, np.float32), "w")])
+    said = misfit(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+    assert said.startswith(f"{node.op_type} that computes y cannot multiply x") == wrong
+    assert bool(said) == wrong
+
+
+def test_of_a_transposed_convolution_the_first_axis_is_that_of_the_input():
+    for shape, wrong in (((3, 4, 3, 3), False), ((4, 3, 3, 3), True)):
+        model = write(
+            [helper.make_node("ConvTranspose", ["x", "w"], ["y"])],
+            {"w": np.zeros(shape, np.float32)},
+            {"y": (F, ["N", "C", "H", "W"])},
+        )
+        assert bool(misfit(model)) == wrong
+
+
+def test_a_graph_with_a_cycle_has_no_estimate():
+    nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    ends = [[helper.make_tensor_value_info(name, F, (1, 3, 8, 8))] for name in "xb"]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "net", *ends)), "net.onnx")
+    with pytest.raises(Refused, match="Add, which computes a, reads b") as refused:
+        rc.estimate("net.onnx", target="a100")
+    assert refused.value.code == "onnx.invalid"
+
+
+def test_an_estimate_of_images_that_a_graph_does_not_take_is_refused():
+    nodes = [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("Gemm", ["f", "w"], ["y"])]
+    weights = {"w": np.zeros((3 * 8 * 8, 5), np.float32)}
+    write(nodes, weights, {"y": (F, ["N", 5])}, inputs={"x": (F, ["N", 3, "H", "W"])})
+    assert rc.estimate("net.onnx", target="a100", image_size=8).nodes
+    with pytest.raises(Refused, match=r"cannot run on 1x3x16x16: Gemm that computes y") as refused:
+        rc.estimate("net.onnx", target="a100", image_size=16)
+    assert refused.value.code == "estimate.size"
+
+
+def test_of_two_models_that_take_the_same_inputs_the_one_that_does_not_run_is_blamed(repaconv):
+    nodes, weights = conv_and_norm(name="first")
+    write(nodes, weights, {"y": (F, ["N", 4, "H", "W"])}, path="good.onnx")
+    write(nodes, {**weights, "w": weights["w"][:, :2]}, {"y": (F, ["N", 4, "H", "W"])}, path="bad.onnx")
+    code, _, said = repaconv("compare", "good.onnx", "bad.onnx")
+    assert (code, "bad.onnx does not run" in said, "the model itself" in said) == (4, True, True)
+    assert "Both models must" not in said
+    write(nodes, weights, {"y": (F, ["N", 4, "H", "W"])}, inputs={"x": (F, ["N", 3, 9, 9])}, path="other.onnx")
+    assert "Both models must" in repaconv("compare", "good.onnx", "other.onnx")[2]
+
+
+def test_of_a_graph_that_onnx_runtime_optimized_the_file_from_before_is_asked_for():
+    """The blocked layout stands in a domain of its own that no target has, and that only its CPU runs fast."""
+    nodes, weights = conv_and_norm()
+    write(nodes, weights, {"y": (F, [1, 4, 6, 6])}, inputs={"x": (F, [1, 3, 8, 8])})
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = "fast.onnx"
+    onnxruntime.InferenceSession("net.onnx", options, providers=["CPUExecutionProvider"])
+    model = onnx.load("fast.onnx")
+    if all(node.domain != NCHWC for node in model.graph.node):  # a CPU without such kernels
+        model.graph.node[0].domain = NCHWC
+    (found,) = violations(model, 20, (), (), ("com.microsoft",))
+    assert "when it saved a graph" in found
+    assert found.endswith("export the file from before that")
+    assert "fold the file from before that" in next(left_alone(model))
 
 
 def test_a_defect_of_repaconv_is_called_one(repaconv, monkeypatch):

@@ -163,6 +163,8 @@ def test_a_recipe_that_cannot_be_read(tmp_path):
 def test_a_folder_that_is_given_by_dots_has_its_own_name(tmp_path, monkeypatch, given, name):
     (inside := tmp_path / "outer" / "inner").mkdir(parents=True)
     monkeypatch.chdir(inside)
+    Path(given, "config.json").write_text('{"architecture": "resnet18"}')
+    Path(given, "model.safetensors").write_bytes(b"")
     assert new_recipe(given).recipe == f"{name}.toml"
     assert default_folder(local_path(given)) == Path("repaconv-out", name)
 
@@ -196,6 +198,21 @@ def test_a_new_recipe_says_what_it_is_of_and_is_valid(tiny, tmp_path, repaconv):
     assert repaconv("new-recipe", "g.onnx")[0] == 0
     assert read_recipe(Path("g.toml"))[0].method == "auto"
     assert repaconv("new-recipe", "none.pth")[0] == 4
+
+
+def test_a_new_recipe_is_of_a_folder_with_a_network(repaconv):
+    folder = Path("net")
+    folder.mkdir()
+    assert "has no readable config.json" in repaconv("new-recipe", folder)[2]
+    (folder / "config.json").write_text('{"architecture": "resnet18"}')
+    assert repaconv("new-recipe", folder)[0] == 4  # without weights
+    assert not Path("net.toml").exists()
+    (folder / "model.safetensors").write_bytes(b"")
+    new_recipe(folder)
+    assert "its network is timm:resnet18" in Path("net.toml").read_text()
+    (folder / "config.json").write_text("{}")
+    new_recipe(folder, out="own.toml")
+    assert '# arch = "net.py:build"' in Path("own.toml").read_text()
 
 
 def test_a_new_recipe_pins_the_checkpoint_and_expects_what_it_claims(tiny):

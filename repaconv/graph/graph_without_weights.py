@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
-from repaconv.graph.onnx_files import all_graphs, names_read
+from repaconv.graph.onnx_files import all_graphs, dims_of, names_read
 
 if TYPE_CHECKING:
     import onnx
@@ -48,21 +48,41 @@ def correct_shapes(model: onnx.ModelProto) -> None:
     Whoever changes the batch of a graph's input by hand leaves the shapes of all other values as they were. Runtimes
     ignore them.
     """
-    import onnx
-
-    bare = weights_as_inputs(model)
-    del bare.graph.value_info[:]
-    for value in bare.graph.output:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
-    found = onnx.shape_inference.infer_shapes(bare).graph
-    inferred = {value.name: value.type.tensor_type for value in (*found.value_info, *found.output)}
+    bare = _without_declared_shapes(model)
+    inferred = {value.name: value.type.tensor_type for value in _inferred(bare)}
     dynamic = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim} - {""}
     for value in (*model.graph.value_info, *model.graph.output):
         right = inferred.get(value.name)
         if right is not None and _contradicts(value.type.tensor_type, right, dynamic):
             value.type.tensor_type.shape.CopyFrom(right.shape)
     _clear_wrong_inner_shapes(model, bare)
+
+
+def shapes_from_inputs(model: onnx.ModelProto) -> dict[str, tuple[int | str | None, ...]]:
+    """Return the shapes of all values that follow from those of inputs and weights, whatever the file declares."""
+    bare = _without_declared_shapes(model)
+    inferred = (value for value in (*bare.graph.input, *_inferred(bare)) if value.type.tensor_type.HasField("shape"))
+    return {weight.name: tuple(weight.dims) for weight in bare.graph.initializer} | {
+        value.name: dims_of(value) for value in inferred
+    }
+
+
+def _without_declared_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A graph as `weights_as_inputs` copies it, without the shapes that it declares of values and outputs."""
+    bare = weights_as_inputs(model)
+    del bare.graph.value_info[:]
+    for value in bare.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    return bare
+
+
+def _inferred(bare: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    """Values and outputs of a graph with the types and shapes that ONNX infers of them."""
+    import onnx
+
+    found = onnx.shape_inference.infer_shapes(bare).graph
+    yield from (*found.value_info, *found.output)
 
 
 def _clear_wrong_inner_shapes(model: onnx.ModelProto, bare: onnx.ModelProto) -> None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 DEFAULT_DOMAIN = ("", "ai.onnx")
 """The two names of the domain of ONNX's own operators."""
+NCHWC = "com.microsoft.nchwc"
+"""The domain of ONNX Runtime's convolutions on channels in blocks, which only a file has that an optimizing session
+saved."""
 OLDEST_OPSET = 13
 """The oldest opset that is folded and exported. Before, axes of Squeeze are attributes, and Softmax differs."""
 
@@ -65,3 +68,11 @@ HALVES = (10, BFLOAT16)
 """ONNX's half precisions, float16 and bfloat16."""
 FLOATS = (1, 11, *HALVES)
 """Those, float32 and float64."""
+
+
+def operators_of(domain: str) -> str:
+    """Name the operators of a domain, and where they are from if ONNX Runtime's optimizer writes them."""
+    saved = (
+        ", written by ONNX Runtime when it saved a graph that it had optimized for one CPU" if domain == NCHWC else ""
+    )
+    return f"operators of {domain}{saved}"

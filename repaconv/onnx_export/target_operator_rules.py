@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.graph.onnx_files import opset_of, subgraphs_of
-from repaconv.graph.operator_facts import DEFAULT_DOMAIN
+from repaconv.graph.operator_facts import DEFAULT_DOMAIN, NCHWC, operators_of
 
 if TYPE_CHECKING:
     import onnx
@@ -35,7 +35,10 @@ def violations(
     own = {*DEFAULT_DOMAIN, *(function.domain for function in model.functions)}
     bodies = (model.graph.node, *(function.node for function in model.functions))
     asked = {domain for nodes in bodies for domain in operator_domains(nodes)}
-    found = [f"operators of {domain}" for domain in sorted(asked - own - set(domains))]
+    found = [
+        operators_of(domain) + "; fold and export the file from before that" * (domain == NCHWC)
+        for domain in sorted(asked - own - set(domains))
+    ]
     newest = opset_of(model)
     if newest > opset:
         found.append(f"opset {newest}, it reads up to {opset}")

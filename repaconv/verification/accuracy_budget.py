@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from repaconv.results import Link, Reason
-from repaconv.verification.tolerances import by_chance
+from repaconv.verification.tolerances import bounded, by_chance
 
 UNLIKELY = 0.01
 """More flips than the budget allows are a failure where chance has less than this to do with it."""
@@ -21,8 +21,13 @@ class Budget(NamedTuple):
 
     @classmethod
     def of(cls, asked: Any) -> Budget:
-        """What an order, or a result, has of it under these names."""
-        return cls(asked.max_disagreement, asked.max_accuracy_drop)
+        """What an order, or a result, has of it under these names.
+
+        Raises:
+            UsageProblem: If one of them is no share, from 0 to 1.
+        """
+        shares = {name: getattr(asked, name) for name in cls._fields}
+        return cls(**{name: share if share is None else bounded(name, share, 1) for name, share in shares.items()})
 
     @property
     def asked(self) -> bool:

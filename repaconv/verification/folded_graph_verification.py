@@ -29,6 +29,7 @@ import numpy as np
 from repaconv.core.errors import GateFailed, Refused, first_line
 from repaconv.engines.contract import Array, Feeds
 from repaconv.graph.float64_rewriting import DOUBLE, Weights, is_only_rounded
+from repaconv.graph.invalid_graphs import misfit
 from repaconv.graph.onnx_files import constants_of, opset_of
 from repaconv.graph.operator_facts import OLDEST_OPSET
 from repaconv.results import Figures, Link, Tolerance
@@ -172,7 +173,7 @@ def depth_of(model: onnx.ModelProto) -> int:
 
 def unrunnable(source: Path, model: onnx.ModelProto, error: Unrunnable) -> Refused:
     """What is raised where no inputs are found on which a graph runs."""
-    if why := checker_says(model):
+    if why := checker_says(model) or misfit(model):
         return Refused(
             f"{source} is not valid ONNX: {why}; it does not run under ONNX Runtime either.",
             hint="Export it again; `repaconv inspect` shows what it holds.",

@@ -12,6 +12,7 @@ from repaconv.core.errors import Refused, first_line, first_names
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large
 from repaconv.graph.input_sizes_from_weights import fix_sizes_from_weights
+from repaconv.graph.invalid_graphs import misfit, uncomputed_input
 from repaconv.graph.onnx_files import (
     clear_dynamic_sizes,
     constants_of,
@@ -23,7 +24,16 @@ from repaconv.graph.onnx_files import (
     spell_out_erfc,
     tensors_of,
 )
-from repaconv.graph.operator_facts import ARITHMETIC, BFLOAT16, DEFAULT_DOMAIN, FLOATS, HALVES, OLDEST_OPSET
+from repaconv.graph.operator_facts import (
+    ARITHMETIC,
+    BFLOAT16,
+    DEFAULT_DOMAIN,
+    FLOATS,
+    HALVES,
+    NCHWC,
+    OLDEST_OPSET,
+    operators_of,
+)
 from repaconv.graph.random_operators import random_operators
 from repaconv.results import Change
 
@@ -101,7 +111,7 @@ def loaded(path: Path) -> onnx.ModelProto:
         check(model)
         _require_no_bytes_left(model)
     except Exception as error:
-        why = (_uncomputed_input(model) if UNSORTED in str(error) else "") or first_line(error)
+        why = (uncomputed_input(model) if UNSORTED in str(error) else "") or first_line(error)
         hint = "Export it again; `repaconv inspect` shows what it holds."
         if UNKNOWN in why:
             hint = (
@@ -167,22 +177,6 @@ def _require_no_bytes_left(model: onnx.ModelProto) -> None:
         takes = _bytes_of(tensor)
         if takes is not None and len(tensor.raw_data) > takes:
             raise ValueError(f"{tensor.name} has {len(tensor.raw_data)} bytes, but its shape and type take {takes}")
-
-
-def _uncomputed_input(model: onnx.ModelProto) -> str:
-    """The first value that a node reads before it is computed, and the node by its outputs; empty without one.
-
-    ONNX's checker names the node only, which need not have a name.
-    """
-    known = {value.name for value in (*model.graph.input, *model.graph.initializer)} | {""}
-    for node in model.graph.node:
-        if missing := [name for name in node.input if name not in known]:
-            return (
-                f"{node.op_type}, which computes {', '.join(node.output)}, reads {missing[0]}, which is no input, no "
-                "initializer and no output of a node before it"
-            )
-        known.update(node.output)
-    return ""
 
 
 def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
@@ -340,9 +334,10 @@ def folded(source: Path, model: onnx.ModelProto, taken_back: Collection[str] = (
         if typed:
             _check_types(found.model, model)
     except Exception as error:  # an arbitrary graph may raise anything; nothing is written then
-        if why := _checker_error_if_unloadable(model):
+        rejected = _checker_error_if_unloadable(model)
+        if why := f"{rejected}; ONNX Runtime does not load it either" if rejected else misfit(model):
             raise Refused(
-                f"{source} is not valid ONNX: {why}; ONNX Runtime does not load it either.",
+                f"{source} is not valid ONNX: {why}.",
                 hint="Export it again; `repaconv inspect` shows what it holds.",
                 code="onnx.invalid",
             ) from error
@@ -437,9 +432,11 @@ def left_alone(model: onnx.ModelProto) -> Iterator[str]:
         yield f"{', '.join(found)}: which branch runs is not known before it does"
     if found := sorted(kinds & set(QUANTISED)):
         yield f"the graph is quantized ({found[0]}): its integers do not fold exactly; fold it before quantizing"
-    foreign = sorted({node.domain for node in model.graph.node} - {*DEFAULT_DOMAIN})
-    if foreign:
-        yield f"operators of {', '.join(foreign)}: what they compute is not known here"
+    foreign = {node.domain for node in model.graph.node} - {*DEFAULT_DOMAIN}
+    if NCHWC in foreign:
+        yield f"{operators_of(NCHWC)}; fold the file from before that"
+    if others := sorted(foreign - {NCHWC}):
+        yield f"operators of {', '.join(others)}: what they compute is not known here"
 
 
 def inputs_of(model: onnx.ModelProto) -> tuple[Port, ...]:

@@ -158,6 +158,7 @@ def _export_of(end: ComparedModel) -> ExportArtefact | None:
 
 def _random_inputs(right: ComparedModel, low: str) -> ComparedInputs:
     """Random inputs of an arbitrary ONNX model, found by trying."""
+    from repaconv.verification.folded_graph_verification import unrunnable
     from repaconv.verification.onnx_model_loading import loaded
     from repaconv.verification.probe_inputs import Unrunnable, probes
 
@@ -170,14 +171,11 @@ def _random_inputs(right: ComparedModel, low: str) -> ComparedInputs:
         )
         raise UsageProblem(f"{why}.", hint="Give inputs with --inputs x.npz.", code="compare.inputs")
     assert right.path is not None
+    model = loaded(right.path)
     try:
-        found = probes(loaded(right.path), right.runner.run)
+        found = probes(model, right.runner.run)
     except Unrunnable as problem:
-        raise Refused(
-            f"{right.told.name} could not be run on generated inputs: {problem}.",
-            hint="Give inputs with --inputs x.npz.",
-            code="compare.inputs",
-        ) from problem
+        raise unrunnable(right.path, model, problem) from problem
     return ComparedInputs(found.told, ((feeds, feeds, None) for feeds in found.feeds))
 
 
@@ -252,9 +250,24 @@ def _run_model(end: ComparedModel, feeds: Mapping[str, Any]) -> Mapping[str, Any
     except Exception as error:  # each runtime raises classes of its own
         raise Refused(
             f"{end.told.name} does not run on {shapes_told(feeds)}: {describe_exception(error)}.",
-            hint="Both models must take the same inputs. Give inputs with --inputs x.npz.",
+            hint="It takes inputs of these sizes, so the model itself may be damaged: export it again."
+            if _takes(end.runner.inputs, feeds)
+            else "Both models must take the same inputs. Give inputs with --inputs x.npz.",
             code="compare.inputs",
         ) from error
+
+
+def _takes(ports: Sequence[Port], feeds: Mapping[str, Any]) -> bool:
+    """Whether these are the inputs that a model declares, in name, type and size."""
+    given = {name: (array.dtype.name, array.shape) for name, array in feeds.items()}
+    return {port.name for port in ports} == set(given) and all(
+        (port.dtype, len(port.shape)) == (given[port.name][0], len(given[port.name][1]))
+        and all(
+            size in (own, None) or isinstance(size, str)
+            for size, own in zip(port.shape, given[port.name][1], strict=True)
+        )
+        for port in ports
+    )
 
 
 def _row_per_image(outputs: Mapping[str, Any], feeds: Mapping[str, Any]) -> bool:

@@ -104,10 +104,11 @@ def estimate_by(
         UsageProblem: If there is no such graph, or the target's peak figures are unknown.
     """
     plan = _plan(options, model)
+    progress("estimate", 0, 0)
+    every = _node_work(plan)
     progress("limits", 0, 0)
     limits = limits_of(plan.device, plan.precision, plan.threads, lowered=plan.lowered is not None)
-    progress("estimate", 0, 0)
-    artefact = _artefact(plan, options, limits)
+    artefact = _artefact(plan, options, limits, every)
     if plan.place:
         replace_artifact(plan.place, artefact)
     return with_files(artefact, [plan.path], [plan.place] if plan.place else [])
@@ -237,11 +238,10 @@ def _image_shapes(
     return images, (batch, height, width, channels) if pixels else images
 
 
-def _artefact(plan: _Plan, options: EstimateOptions, limits: Limits) -> EstimateArtefact:
+def _artefact(plan: _Plan, options: EstimateOptions, limits: Limits, every: list[Work]) -> EstimateArtefact:
     """Estimate each node by the peak figures, and sum up."""
     from repaconv.benchmark.latency_estimate import estimated, unknown
 
-    every = _node_work(plan)
     nodes, beside = estimated(every, limits), _Measured.of(plan)
     return EstimateArtefact(
         made_by=made_by(),
@@ -271,20 +271,31 @@ def _node_work(plan: _Plan) -> list[Work]:
     """The work of each node: operations and bytes.
 
     Raises:
-        Refused: If the graph is not valid ONNX.
+        Refused: If the graph is not valid ONNX, or cannot run on images of this size.
     """
     from repaconv.graph.compute_costs import fix_shape, node_works
+    from repaconv.graph.invalid_graphs import misfit, uncomputed_input
     from repaconv.graph.model_rewriting import read
 
     try:
         fix_shape(plan.graph, plan.shape)
-        return list(node_works(read(plan.graph), plan.lowered))
+        if why := uncomputed_input(plan.graph):
+            raise ValueError(why)
+        wrong = misfit(plan.graph)
+        works = list(node_works(read(plan.graph), plan.lowered))
     except Exception as error:  # an arbitrary ONNX file raises all kinds of errors
         raise Refused(
             f"{plan.path} is not valid ONNX: {first_line(error)}.",
             hint="Export it again. `repaconv inspect` shows its contents.",
             code="onnx.invalid",
         ) from error
+    if wrong:
+        raise Refused(
+            f"{plan.path} cannot run on {'x'.join(map(str, plan.shape))}: {wrong}.",
+            hint="Give the size that it takes with --image-size, or export it again.",
+            code="estimate.size",
+        )
+    return works
 
 
 class _Measured(NamedTuple):

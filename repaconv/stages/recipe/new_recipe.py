@@ -13,6 +13,7 @@ from repaconv.core.files import is_utf8, sha256_of, write_text
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph, read_graph
 from repaconv.results import Claim, Fact, Inspection, NewRecipe
+from repaconv.sources.named_architectures import of_folder
 from repaconv.stages.inspect.stage import inspect
 from repaconv.stages.shared.fetched_files import address_of, local_path
 
@@ -70,16 +71,31 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
     if source.is_file() and is_graph(source):
         read_graph(source)  # refuses what is no ONNX
     seen = None if is_graph(source) or source.is_dir() else inspect(source)
-    lines = [*_head(source, seen, place), *(_settings(seen) if seen else ()), *_reference(seen)]
+    arch = _arch_of_folder(source) if source.is_dir() else None
+    lines = [*_head(source, seen, place, arch), *(_settings(seen) if seen else ()), *_reference(seen)]
     write_text(path, "\n".join(lines) + "\n" + REST.format(name=path.name))
     return NewRecipe(
         recipe=str(path), method=(seen.method or "") if seen else "", problems=seen.problems if seen else ()
     )
 
 
-def _head(source: Path, seen: Inspection | None, place: str) -> Iterator[str]:
+def _arch_of_folder(folder: Path) -> str:
+    """The architecture that a Hugging Face folder names; empty if it names none, and --arch must say it.
+
+    Raises:
+        Refused: If it is no such folder.
+    """
+    try:
+        return of_folder(folder)[0].name
+    except Refused as refused:
+        if refused.code != "folder.architecture":
+            raise
+        return ""
+
+
+def _head(source: Path, seen: Inspection | None, place: str, arch: str | None) -> Iterator[str]:
     """The recipe's first lines: its source, hash, and method or architecture."""
-    yield f"# {_description(source, seen)}"
+    yield f"# {_description(source, seen, arch)}"
     if seen and seen.training and seen.deploy:
         yield f"# {seen.training.parameters:,} parameters as trained, {seen.deploy.parameters:,} folded."
     yield "# repaconv run does all of this, repaconv gate checks it for CI; paths are relative to this file."
@@ -93,11 +109,15 @@ def _head(source: Path, seen: Inspection | None, place: str) -> Iterator[str]:
     elif seen:
         exact = [each.name for each in seen.networks if each.exact]
         yield f"{'' if len(exact) == 1 else '# '}arch = {_value(exact[0] if exact else 'net.py:build')}"
+    elif arch == "":
+        yield f"# arch = {_value('net.py:build')}"
 
 
-def _description(source: Path, seen: Inspection | None) -> str:
+def _description(source: Path, seen: Inspection | None, arch: str | None) -> str:
+    if arch is not None:
+        return f"{source.name}: a folder; {f'its network is {arch}' if arch else 'say with arch what builds it'}."
     if seen is None:
-        return f"{source.name}: {'a folder' if source.is_dir() else 'an ONNX graph'}; it is folded as it is."
+        return f"{source.name}: an ONNX graph; it is folded as it is."
     if seen.method:
         return f"{source.name}: {seen.method}, by {seen.reason}."
     near = [each.name for each in seen.networks]

@@ -24,7 +24,6 @@ from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.search import Candidates
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.model_runners import FixedBatch, load_onnx
-from repaconv.verification.tolerances import bounded
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Session
@@ -341,7 +340,7 @@ def require_evaluation_images(options: TuneOptions, subject: Subject) -> Split |
     given = Split.of(images, batch=fixed_batch(subject)).halved()
     for name, share in budget._asdict().items():
         if share is not None:
-            _require_enough(given, name, bounded(name, share, 1))
+            _require_enough(given, name, share)
     return given
 
 
@@ -387,7 +386,7 @@ def _images_of_task(options: TuneOptions, subject: Subject, choice: Choice, budg
     split = Split.of(given, batch=fixed_batch(subject)).halved()
     for name, share in budget._asdict().items():
         if share is not None:
-            _require_enough_of_task(split, name, bounded(name, share, 1))
+            _require_enough_of_task(split, name, share)
     return split
 
 

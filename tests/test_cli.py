@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -344,6 +345,51 @@ def test_ctrl_c_is_a_sentence(repaconv, tiny, monkeypatch):
     code, _, err = repaconv("inspect", tiny)
     assert (code, "interrupted: " in err) == (130, True)
     assert json.loads(repaconv("inspect", tiny, "--format", "json")[1])["exit_code"] == 130
+
+
+SIGNALED = """
+import os, signal, sys
+from repaconv.cli.main import main
+
+name, write_through = sys.argv.pop(), os.fsync
+
+def signaled(file):
+    write_through(file)
+    os.kill(os.getpid(), getattr(signal, name))
+
+os.fsync = signaled
+main()
+"""
+"""The command line, which gets a signal when it has written a file, and before the file has its name."""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
+def test_a_signal_while_a_file_is_written_leaves_nothing_of_it(tiny, name, code):
+    """As CI ends a job: the file that was there is whole, no part of the new one is left, and no traceback is shown."""
+    given = [sys.executable, "-c", SIGNALED, "fold", str(tiny), "-o", "run", name]
+    done = subprocess.run(given, capture_output=True, text=True, check=False)
+    assert (done.returncode, "interrupted" in done.stderr, "Traceback" in done.stderr) == (code, True, False)
+    assert (f"by {name}:" in done.stderr) == (name != "SIGINT")
+    assert not list(Path().glob("run*"))
+    assert rc.fold(tiny, out="run").output_files
+
+
+def test_a_signal_that_is_ignored_from_the_start_remains_ignored(tiny):
+    """nohup ignores SIGHUP."""
+    given = ["bash", "-c", f"trap '' HUP; exec {sys.executable} -c \"$0\" fold {tiny} -o run SIGHUP", SIGNALED]
+    assert subprocess.run(given, capture_output=True, check=False).returncode == 0
+
+
+def test_ctrl_c_during_the_imports_shows_no_traceback():
+    program = (
+        "import os, runpy, signal, sys\n"
+        "class Stop:\n"
+        "    def find_spec(name, *_): os.kill(os.getpid(), signal.SIGINT) if name == 'typer' else None\n"
+        "sys.meta_path.insert(0, Stop)\n"
+        "runpy.run_module('repaconv', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
 def test_the_package_shows_its_stages_and_results_are_short(tiny):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import signal
 import sys
 from errno import ENAMETOOLONG
 from itertools import pairwise
@@ -68,6 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
     if own_process:
         gc.set_threshold(100_000)  # makes importing torch a quarter faster
         defer_sympy()
+        _end_as_by_ctrl_c(signal.SIGTERM, signal.SIGHUP)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # file names may be undecodable
@@ -80,13 +82,13 @@ def main(arguments: list[str] | None = None) -> None:
         asked = app.only(finished_words(os.environ) if COMPLETING in os.environ else given)
         code = asked(args=given, prog_name="repaconv", standalone_mode=False)
         sys.stdout.flush()
-        code = _print_error(Interrupted(), command, given) if code == Interrupted.exit_code else code
+        code = _print_error(_interruption(), command, given) if code == Interrupted.exit_code else code
     except RepaconvError as problem:
         code = _print_error(_root_cause(problem), command, given)
     except usage_error as problem:
         code = _print_error(_usage_error(problem, command), command, given)
     except (KeyboardInterrupt, typer.Abort):
-        code = _print_error(Interrupted(), command, given)
+        code = _print_error(_interruption(), command, given)
     except BrokenPipeError:  # the reader closed the pipe, e.g. `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
@@ -95,6 +97,38 @@ def main(arguments: list[str] | None = None) -> None:
     if own_process and "onnxsim" not in sys.modules:  # which prints a warning if its objects are not freed
         gc.freeze()  # the garbage collection at exit takes most of a second after importing torch
     sys.exit(code if isinstance(code, int) else 0)
+
+
+_RECEIVED: list[signal.Signals] = []
+"""The signal that ends this command."""
+
+
+class _Signaled(KeyboardInterrupt):
+    """A signal as an exception. Python ends a process by SIGINT where a KeyboardInterrupt proper left an `exec`."""
+
+
+def _end_as_by_ctrl_c(*signals: signal.Signals) -> None:
+    """Let signals end the command as Ctrl-C does, so that nothing half-written is left; a second one ends it at once.
+
+    Ctrl-C itself is Python's again, after `repaconv.__main__`. A signal that whoever started the command ignores, as
+    nohup does, remains ignored.
+    """
+
+    def interrupt(number: int, _frame: object) -> None:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
+        _RECEIVED.append(signal.Signals(number))
+        raise _Signaled
+
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    ours = [each for each in signals if signal.getsignal(each) is signal.SIG_DFL]
+    for each in ours:
+        signal.signal(each, interrupt)
+
+
+def _interruption() -> Interrupted:
+    return Interrupted(_RECEIVED[0].name, _RECEIVED[0]) if _RECEIVED else Interrupted()
 
 
 def _require_no_empty_value(given: list[str]) -> None:

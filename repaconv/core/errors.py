@@ -121,13 +121,20 @@ class Inconclusive(RepaconvError):
 
 
 class Interrupted(RepaconvError):
-    """The user pressed Ctrl-C (exit 130)."""
+    """The user pressed Ctrl-C (exit 130), or another signal ended the command (128 and its number: SIGTERM 143).
+
+    Args:
+        signal: The name of the signal, if it was not Ctrl-C.
+        number: Its number.
+    """
 
     exit_code = 130
 
-    def __init__(self) -> None:
-        message = "interrupted: what was whole before is whole, and nothing half-written is left."
+    def __init__(self, signal: str = "", number: int = 2) -> None:
+        by = f" by {signal}" if signal else ""
+        message = f"interrupted{by}: what was whole before is whole, and nothing half-written is left."
         super().__init__(message, hint="The same command again does what is left.", code="interrupted")
+        self.exit_code = 128 + number
 
 
 def require_module(module: str, called: str, hint: str) -> Any:

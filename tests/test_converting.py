@@ -429,6 +429,16 @@ def test_what_was_converted_is_not_converted_again(vit):
     assert refused.value.code == "convert.not-plain"
 
 
+@pytest.mark.parametrize("lacks", ["patch_embed.proj.weight", "pos_embed", "blocks"])
+def test_another_network_is_not_called_a_part_of_a_vision_transformer(lacks):
+    given = {name: tensor for name, tensor in plain_weights().items() if not name.startswith(lacks)}
+    torch.save(given, "net.pth")
+    for command in (rc.score, rc.convert):
+        with pytest.raises(Refused, match=f"is not a plain vision transformer: it has no {lacks}") as refused:
+            command("net.pth", inputs="x.npz")
+        assert refused.value.code == "convert.not-plain"
+
+
 # --- merging --------------------------------------------------------------------------------------------
 
 

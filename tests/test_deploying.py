@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_what_there_is_to_do_follows_from_the_target(tiny):
 
 
 @pytest.mark.slow  # a graph of its own is traced
-def test_a_target_that_is_not_here_gets_a_bundle(tiny, repaconv):
+def test_a_target_that_is_not_here_gets_a_bundle(tiny, repaconv, capfd):
     done = rc.deploy(tiny, target="orin-nano", precision="fp16", count=2)
     assert done.exit_code == 0, done.checks
     assert did(done) == dict.fromkeys(("fold", "export fp32", "export fp16", "verify", "bundle", "report"), "ran")
@@ -43,6 +44,12 @@ def test_a_target_that_is_not_here_gets_a_bundle(tiny, repaconv):
     code, out, _ = repaconv("deploy", tiny, "--target", "orin-nano", "--precision", "fp16", "--count", 3, "--dry-run")
     assert code == 0
     assert "changed: bundle.count" in out
+    print_result(done)
+    told = " ".join(capfd.readouterr().out.split())
+    assert "repaconv-out/tiny.orin-nano/build/orin-nano.fp16.tar.gz: 2 images" in told
+    with tarfile.open(folder / "build" / "orin-nano.fp16.tar.gz") as bundle:
+        (folder_name,) = {name.partition("/")[0] for name in bundle.getnames()}
+    assert f"on the board: tar xzf orin-nano.fp16.tar.gz && python3 {folder_name}/run.py; then here:" in told
 
 
 @pytest.mark.slow  # the same with an engine, which is built and measured

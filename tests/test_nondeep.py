@@ -268,3 +268,12 @@ def test_the_table_names_the_form_that_fits_the_paper():
     assert rows["D-MAE-6-R, 3 heads, X W X^T"].cost.layer_macs == pytest.approx(595.6e6, abs=0.1e6)
     assert rows["D-MAE-6-R"].cost.macs == pytest.approx(773e6, abs=0.5e6)
     assert rows["D-MAE-6-R"].cost.parameters == pytest.approx(3.49e6, abs=0.005e6)
+
+
+def test_blocks_of_other_names_are_no_inference_time_network():
+    """The format's name alone says nothing of a file whose tensors were renamed."""
+    meta, weight = {"format": "nondeep-branches-v1"}, torch.zeros(4, 4)
+    save({"blocks.0.mlp.fc1.weight": weight}, meta)
+    assert rc.inspect("c.pth").method == "nondeep"
+    save({"layers.0.mlp.fc1.weight": weight}, meta)
+    assert rc.inspect("c.pth").method is None

@@ -76,7 +76,7 @@ def weight_of(tensors: Mapping[str, Tensor], name: str, dims: int) -> Tensor:
     if name not in tensors:
         raise Refused(
             f"the checkpoint lacks {name}.",
-            hint="The file contains only a part of the network.",
+            hint="The file contains only a part of the network, or another network.",
             code="checkpoint.missing-keys",
         )
     if tensors[name].ndim != dims or not all(tensors[name].shape):

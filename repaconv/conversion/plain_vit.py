@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.blockwise_vit import BlockwiseReading
+from repaconv.backbones.tensor_names import official_names
 from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
@@ -17,6 +18,8 @@ from repaconv.methods.dwconv.checkpoint_reading import read_or_plain_vit
 from repaconv.methods.dwconv.paper_equations import ConvBlock
 from repaconv.verification.model_runners import weighted
 
+PLAIN = ("patch_embed.proj.weight", "pos_embed", "blocks.0.norm1.weight")
+"""Tensors of every plain vision transformer, by which it differs from other networks."""
 BATCH_SIZE = 16
 """Batch size for the calibration images."""
 
@@ -30,6 +33,14 @@ def read_plain(checkpoint: Checkpoint, settings: dict[str, str]) -> Reading:
         Refused: If it is not one, or a block has no attention or merges tokens.
         UsageProblem: If a setting is unknown or malformed.
     """
+    tensors, _, _ = official_names(checkpoint)
+    if missing := [name for name in PLAIN if name not in tensors]:
+        raise Refused(
+            f"{checkpoint.path} is not a plain vision transformer: it has no {missing[0]}.",
+            hint="Give the checkpoint of a ViT or DeiT with timm's names of its tensors. Other networks can be folded: "
+            "repaconv fold.",
+            code="convert.not-plain",
+        )
     reading = read_or_plain_vit(checkpoint, settings)
     replaced = [i for i, block in enumerate(reading.blocks) if block.merged or block.mixer.kind != "attention"]
     if replaced:

@@ -42,7 +42,8 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
     called = said_in(checkpoint.record, "meta").get("format") == FORMAT
     if found:
         return Detection("training", f"branches in {len(found)} blocks" + (f", {FORMAT}" if called else ""))
-    return Detection("deploy", f"{FORMAT} without branches") if called else None
+    folded = called and any(name.startswith("blocks.") for name in checkpoint.tensors)
+    return Detection("deploy", f"{FORMAT} without branches") if folded else None
 
 
 def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[BranchBlock]:

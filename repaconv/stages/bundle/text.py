@@ -18,14 +18,21 @@ def show_bundle_and_collect(done: BundleArtefact | CollectArtefact) -> None:
     _bundle(done) if isinstance(done, BundleArtefact) else _result(done)
 
 
+def board_commands(done: BundleArtefact) -> str:
+    """What to do with a bundle, on the board and here."""
+    return (
+        f"on the board: tar xzf {done.payload.path} && python3 {done.inside}/run.py; then here: repaconv collect "
+        "result.tar.gz"
+    )
+
+
 def _bundle(done: BundleArtefact) -> None:
     """Print a bundle, and the commands to run it."""
     stdout().print(
         f"{plain(done.payload.path)}: {done.payload.bytes:,} bytes for {done.target}, "
         f"TensorRT {done.runtime_version}, {done.precision}, with {plain(done.inputs)}"
     )
-    folder = f"{done.inside}/run.py"
-    stdout().print(f"on the board: tar xzf it and python3 {plain(folder)}; then here: repaconv collect result.tar.gz")
+    stdout().print(plain(board_commands(done)))
 
 
 def _result(done: CollectArtefact) -> None:

@@ -20,6 +20,7 @@ from repaconv.results import (
     VerifyArtefact,
 )
 from repaconv.stages.bench.latency_baselines import check_baseline, name_in
+from repaconv.stages.bundle.text import board_commands
 from repaconv.stages.recipe.missing_recipe_files import in_recipe, key_of
 from repaconv.stages.recipe.options import GateOptions
 from repaconv.stages.recipe.recipe_file import BenchSection, Recipe, RecipeError, RecipeProblem
@@ -252,8 +253,8 @@ class RecipeChecks:
 
     def bundle(self, done: BundleArtefact) -> None:
         """Add the bundle; `collect` reports what the board made of it."""
-        told = f"{done.payload.path}: {done.images} images with what must come of them; to be run on the board"
-        self.note("bundle", "bundle", "passed", told, ("bundle",))
+        told = f"build/{done.payload.path}: {done.images} images with what must come of them; to be run on the board"
+        self.note("bundle", "bundle", "passed", told, ("bundle",), hint=board_commands(done))
 
     def bench(self, done: BenchArtefact, section: BenchSection) -> None:
         """Add the latency, compared with its baseline if there is one, and the comparison of the outputs."""

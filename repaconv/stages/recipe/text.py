@@ -68,5 +68,9 @@ def _recipe_run(done: RecipeRun) -> None:
     if done.checks:
         verdict = "passed" if not done.exit_code else "failed" if done.exit_code == 1 else f"exit {done.exit_code}"
         stdout().print(f"{colored(verdict)}: {plain(checks_summary(done.checks))}")
+    for check in done.checks:
+        if (check.stage, check.verdict) == ("bundle", "passed"):  # the rest is done on the board
+            stdout().print(plain(f"{relative_path(done.run)}/{check.message}"))
+            stdout().print(plain(check.hint))
     if done.page:
         stdout().print(f"{plain(relative_path(done.page))}")

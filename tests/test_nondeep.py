@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from conftest import SHARED, one_quick
 from oracle import gelu
 
 import repaconv as rc
+from repaconv.checkpoints import read_checkpoint
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.nondeep import METHOD
 from repaconv.methods.nondeep.paper_equations import fold_scores
@@ -272,8 +274,8 @@ def test_the_table_names_the_form_that_fits_the_paper():
 
 def test_blocks_of_other_names_are_no_inference_time_network():
     """The format's name alone says nothing of a file whose tensors were renamed."""
-    meta, weight = {"format": "nondeep-branches-v1"}, torch.zeros(4, 4)
-    save({"blocks.0.mlp.fc1.weight": weight}, meta)
-    assert rc.inspect("c.pth").method == "nondeep"
-    save({"layers.0.mlp.fc1.weight": weight}, meta)
-    assert rc.inspect("c.pth").method is None
+    meta = {"format": "nondeep-branches-v1"}
+    for name, form in (("blocks", "deploy"), ("layers", None)):
+        path = Path(save({f"{name}.0.mlp.fc1.weight": torch.zeros(4, 4)}, meta))
+        found = METHOD.detect(read_checkpoint(path))
+        assert (found and found.form) == form

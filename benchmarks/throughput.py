@@ -124,7 +124,7 @@ def main() -> None:
         return serve(Path(graph), runtime, int(size), int(core))
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = [net.name for net in NETS if not net.trained and not net.large]
-    options.add_argument("--nets", nargs="+", choices=[net.name for net in NETS], default=usual)
+    options.add_argument("--nets", nargs="+", choices=[net.name for net in NETS if not net.trained], default=usual)
     options.add_argument("--page", type=Path)
     options.add_argument("-o", "--out", type=Path, required=True)
     given = options.parse_args()

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from gpu.session import canonical
 from gpu.steps import done as outcome_of
 from gpu.steps import measured
 from gpu.tables import END, START, markdown, put
+from packaging.requirements import Requirement
 
 from repaconv.core.errors import Refused
 from repaconv.engines.nvidia_gpu import within_memory
@@ -32,6 +34,15 @@ from repaconv.verification.model_runners import load_onnx
 RECORDED = json.loads((Path(__file__).parent / "data/gpu/rehearsal.json").read_text())
 KIT = {"id": RECORDED["kit"], "plan": [step["name"] for step in RECORDED["steps"]]}
 ROW, ENGINE = "repavit-tiny.b4.cpu-torch.fp32", "repavit-tiny.x86-64.fp32"
+
+
+def test_the_kit_brings_what_repaconv_requires():
+    every = map(Requirement, requires("repaconv") or ())
+    required = [
+        each for each in every if each.marker is None or each.marker.evaluate({"python_version": "3.12", "extra": ""})
+    ]
+    assert len(required) > 10
+    assert {each.name for each in required} <= {*kit.CORE, *kit.ONNX, *kit.ASSUMED}
 
 
 def test_every_method_has_its_rows_and_what_a_step_needs_stands_before_it():

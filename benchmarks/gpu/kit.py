@@ -27,7 +27,7 @@ PIECE = 52 * 2**20
 ROOT = Path(__file__).resolve().parents[2]
 CORE = (
     *("annotated-doc", "annotated-types", "click", "markdown-it-py", "mdurl", "nvidia-ml-py", "onnxsim", "packaging"),
-    *("pydantic", "pygments", "rich", "shellingham", "typer", "typing-inspection"),
+    *("pydantic", "pygments", "rich", "shellingham", "threadpoolctl", "typer", "typing-inspection"),
 )
 ONNX = (
     *("flatbuffers", "jinja2", "markupsafe", "ml_dtypes", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "pillow"),

@@ -150,6 +150,16 @@ def test_an_estimate_of_images_that_a_graph_does_not_take_is_refused():
     assert refused.value.code == "estimate.size"
 
 
+def test_an_estimate_of_a_batch_that_a_graph_does_not_take_is_refused():
+    nodes = [helper.make_node("Reshape", ["x", "row"], ["f"]), helper.make_node("Gemm", ["f", "w"], ["y"])]
+    weights = {"w": np.zeros((3 * 8 * 8, 5), np.float32), "row": np.array([1, -1])}
+    write(nodes, weights, {"y": (F, ["N", 5])}, inputs={"x": (F, ["N", 3, 8, 8])})
+    assert rc.estimate("net.onnx", target="a100", batch=1).nodes
+    with pytest.raises(Refused, match="cannot run on 2x3x8x8: Gemm that computes y") as refused:
+        rc.estimate("net.onnx", target="a100", batch=2)
+    assert "--batch" in refused.value.hint
+
+
 def test_of_two_models_that_take_the_same_inputs_the_one_that_does_not_run_is_blamed(repaconv):
     nodes, weights = conv_and_norm(name="first")
     write(nodes, weights, {"y": (F, ["N", 4, "H", "W"])}, path="good.onnx")

@@ -292,7 +292,7 @@ def _node_work(plan: _Plan) -> list[Work]:
     if wrong:
         raise Refused(
             f"{plan.path} cannot run on {'x'.join(map(str, plan.shape))}: {wrong}.",
-            hint="Give the size that it takes with --image-size, or export it again.",
+            hint="Give the size that it takes with --image-size and --batch, or export it again.",
             code="estimate.size",
         )
     return works

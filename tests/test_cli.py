@@ -381,6 +381,17 @@ def test_a_signal_that_is_ignored_from_the_start_remains_ignored(tiny):
     assert subprocess.run(given, capture_output=True, check=False).returncode == 0
 
 
+def test_the_command_runs_in_a_thread_that_may_set_no_signals():
+    program = (
+        "import sys, threading\n"
+        "from repaconv.__main__ import main\n"
+        "sys.argv = ['repaconv', '--version']\n"
+        "threading.Thread(target=main).start()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout[:9], done.stderr) == ("repaconv ", "")
+
+
 def test_ctrl_c_during_the_imports_shows_no_traceback():
     program = (
         "import os, runpy, signal, sys\n"

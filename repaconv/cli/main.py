@@ -10,6 +10,7 @@ import sys
 from errno import ENAMETOOLONG
 from itertools import pairwise
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Annotated
 
 import typer
@@ -69,7 +70,8 @@ def main(arguments: list[str] | None = None) -> None:
     if own_process:
         gc.set_threshold(100_000)  # makes importing torch a quarter faster
         defer_sympy()
-        _end_as_by_ctrl_c(signal.SIGTERM, signal.SIGHUP)
+        if current_thread() is main_thread():  # only there Python lets signals be set
+            _end_as_by_ctrl_c(signal.SIGTERM, signal.SIGHUP)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # file names may be undecodable

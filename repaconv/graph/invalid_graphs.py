@@ -50,7 +50,7 @@ def _why_not(node: onnx.NodeProto, image: Dims, weight: Dims) -> str:
     unknown.
     """
     found = attributes_of(node)
-    sizes = f"cannot multiply {node.input[0]} {_told(image)} by {node.input[1]} {_told(weight)}"
+    sizes = f"cannot multiply {node.input[0]} {_as_text(image)} by {node.input[1]} {_as_text(weight)}"
     if not node.op_type.startswith("Conv"):
         flipped = node.op_type == "Gemm"
         inner = image[0 if flipped and found.get("transA") else -1]
@@ -71,6 +71,6 @@ def _may_equal(one: int | str | None, other: int | str | None) -> bool:
     return not (isinstance(one, int) and isinstance(other, int)) or one == other
 
 
-def _told(shape: Dims) -> str:
+def _as_text(shape: Dims) -> str:
     """A shape as text; an unknown size is ``?``."""
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"

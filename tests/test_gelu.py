@@ -69,6 +69,15 @@ def test_onnx_runtime_fuses_every_form_between_convolutions(rows):
     assert fused(folded(network(rows))) == ["Conv", "Conv", "Gelu"]
 
 
+@pytest.mark.parametrize("form", ["Keras", "TensorFlow 2.8", "PyTorch", "half first"])
+def test_a_number_that_multiplies_gelu_goes_into_the_next_convolution(form):
+    """NFNet multiplies its activation by 1.7; that is no half, and GELU stays one operator."""
+    first = [FORMS["PyTorch"][0], *GATE[1:], KERAS[0], ("Mul", "h a", "g")]
+    *rows, (operator, read, _) = {**FORMS, "half first": first}[form]
+    after = folded(network([*rows, (operator, read, "q"), ("Mul", "q gain", "g")], gain=1.7))
+    assert fused(after) == ["Conv", "Conv", "Gelu"]
+
+
 TURN, BACK = {"perm": [0, 2, 3, 1]}, {"perm": [0, 3, 1, 2]}
 
 

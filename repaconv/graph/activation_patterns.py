@@ -30,7 +30,8 @@ def is_activation(node: ir.Node) -> bool:
 def group(model: ir.Model, *operators: str) -> None:
     """Replace every activation that consists of several nodes by one temporary node, in place.
 
-    With operators, only those that have one of them.
+    With operators, only those that have one of them. A number that multiplies x a second time stays outside then: a
+    convolution takes it.
     """
     kinds: dict[str, int] = model.graph.meta.setdefault("repaconv.activations", {})
     order = {node: place for place, node in enumerate(model.graph)}
@@ -56,7 +57,8 @@ def _group(
             return
         users = [user for user, _ in output.uses()]
         if (
-            len(users) == 1
+            (not operators or root in last.inputs)
+            and len(users) == 1
             and users[0].op_type in ("Mul", "Div")
             and any(scalar(v) is not None for v in users[0].inputs)
             and users[0].graph is model.graph

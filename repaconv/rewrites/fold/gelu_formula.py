@@ -69,9 +69,10 @@ def _gelu(erf: ir.Node) -> tuple[_Multiple, ir.Node] | None:
     if ones not in ([1, None], [None, 1]) or (sign < 0 and ones[1] == 1):
         return None
     other = product.inputs[1 if product.inputs[0] is gate.outputs[0] else 0]
-    last, factor = _scaled(product)
+    scaled = _scaled(product)
     for inner in _multiples(erf.inputs[0]):
         for outer in _multiples(other):
+            last, factor = (product, 1.0) if outer.factor == 0.5 else scaled  # one half is enough
             if (inner.x, inner.axes) != (outer.x, outer.axes) or outer.factor * factor != 0.5:
                 continue
             inner = inner._replace(factor=sign * inner.factor)

@@ -227,7 +227,7 @@ def _before_selections(image: _Channels, most: int) -> _Channels | None:
 def _before_normalization(image: _Channels, width: int, conv: ir.Node) -> _Channels | None:
     """The channels before all scales and shifts that nothing else reads; None if that would save no operator.
 
-    What needs no Add, and lies behind no Transpose, is left to `composed_in_row`.
+    What needs no Add, and comes after no Transpose, is left to `composed_in_row`.
     """
     passed: list[ir.Node] = []
     image = _past_transposes(image)

@@ -11,7 +11,7 @@ A value is read as a sum of terms c u r^n, where u is x, m or 1, and c has a num
 terms are g x r, -g m r and b.
 
 The operator acts on the last axis. For the channels of an image (ConvNeXt of Keras by tf2onnx), a Transpose before and
-one behind it take less time than the formula, and fold with others.
+one after it take less time than the formula, and fold with others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """pool-padding: write a Pad before a MaxPool as the pool's own padding, or so that ONNX Runtime does not merge them.
 
-A pool's own padding is minus infinity. Zeros do the same where no number is negative (Keras pads so behind Relu), if
+A pool's own padding is minus infinity. Zeros do the same where no number is negative (Keras pads so after Relu), if
 every window has a pixel of the image: max(a, 0) = a. Elsewhere zeros may be the maximum. ONNX Runtime 1.31 merges them
 there, too, unless the Pad names its axes.
 """

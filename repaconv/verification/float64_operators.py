@@ -217,7 +217,8 @@ def _loop_operator() -> Any:
             changing = set(self.body.input_names)
             self.once, self.in_each_step = list[Any](), list[Any]()
             for inner in self.body.rt_nodes_:
-                changes = inner.op_type in RANDOM or not changing.isdisjoint(names_read(inner.onnx_node))
+                changes = inner.op_type in RANDOM or inner.need_context()  # random operators may be in its graphs, too
+                changes = changes or not changing.isdisjoint(names_read(inner.onnx_node))
                 (self.in_each_step if changes else self.once).append(inner)
                 changing.update(inner.output if changes else ())
 

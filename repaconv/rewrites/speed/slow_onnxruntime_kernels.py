@@ -104,12 +104,16 @@ def _of_prelu(node: ir.Node) -> tuple[ir.Value | None, Array | None]:
         return node.inputs[0], constant(node.inputs[1])
     for above, below in (node.inputs, node.inputs[::-1])[: 2 if node.op_type == "Add" else 1]:
         relu, product = made_by(above, "Relu"), made_by(below, "Mul")
-        if relu is None or product is None or sizes(below) != sizes(above) or not _are_read_once(relu, product):
+        if relu is None or product is None or not _are_read_once(relu, product):
+            continue
+        if sizes(above) is None or sizes(below) != sizes(above):
             continue
         for value, given in (product.inputs, product.inputs[::-1]):
-            other, slopes = made_by(value, "Relu"), constant(given)
+            other = made_by(value, "Relu")
             negative = made_by(other.inputs[0], "Neg") if other is not None and _are_read_once(other) else None
-            if slopes is not None and negative is not None and negative.inputs[0] is relu.inputs[0]:
+            if negative is None or negative.inputs[0] is not relu.inputs[0]:
+                continue
+            if (slopes := constant(given)) is not None:
                 return relu.inputs[0], slopes if node.op_type == "Sub" else -slopes
     return None, None
 

@@ -535,9 +535,9 @@ def test_every_output_is_compared_by_its_name():
     assert [(link.candidate, link.verdict, link.metrics.top1_agreement) for link in found] == [
         ("graph, output logits", "passed", 1.0), ("graph, output features", "failed", None)
     ]  # fmt: skip
-    with pytest.raises(Refused, match="the graph has 1 outputs, the network gives 2"):
+    with pytest.raises(Refused, match="outputs differ: graph has 1 outputs, the reference 2"):
         compared.add({"logits": right["logits"]}, right)
-    with pytest.raises(Refused, match=r"the graph has shape \[6, 4\], the network gives \[6, 5\]"):
+    with pytest.raises(Refused, match=r"outputs differ: graph has shape \[6, 4\], the reference \[6, 5\]"):
         compared.add({**right, "logits": right["logits"][:, :4]}, right)
 
 

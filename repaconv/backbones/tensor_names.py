@@ -122,7 +122,9 @@ def count_numbered(numbers: Collection[int], what: str) -> int:
     found = sorted(set(numbers))
     if found != list(range(len(found))) or not found:
         raise Refused(
-            f"the {what} are numbered {', '.join(map(str, found)) or 'not at all'}.",
+            f"tensors of {what} are numbered {', '.join(map(str, found))}, and some are missing."
+            if found
+            else f"the checkpoint has no tensors of {what}.0.",
             hint=f"A complete network has {what}.0, {what}.1 and so on.",
             code="checkpoint.missing-keys",
         )

@@ -636,8 +636,8 @@ class Comparison:
 
     def _others(self, has: str, wanted: str) -> Refused:
         return Refused(
-            f"the {self.candidate} has {has}, the network gives {wanted}.",
-            hint="Take the input, the output and the engine of this very checkpoint.",
+            f"outputs differ: {self.candidate} has {has}, the reference {wanted}.",
+            hint="Both must be the same network: take inputs, outputs and engines of one checkpoint.",
             code="inputs.shape",
         )
 

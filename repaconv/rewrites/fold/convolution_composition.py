@@ -134,8 +134,8 @@ def _border_after_pad(pad: ir.Node) -> tuple[ir.Value, Array] | None:
 #     W * z + b = V * x + c,    z[i] = s[i] x[place[i]] + t[i],    V[:, place[i]] += W[:, i] s[i],    c = b + sum W t
 #
 # Channels may be scaled and shifted on the way, together or each on its own (`transform_input` of Inception). If the
-# convolution has padding, which is 0 and not t, the shifts stay before it: W * z = (W s) * (x + t / s). For an image of
-# few channels, such as pixels that a network normalizes, this is done without an order, too.
+# convolution has padding, which is 0 and not t, the shifts stay before it: W * z = (W s) * (x + t / s). Pixels,
+# which have few channels, are normalized in this way even if their order stays.
 
 
 FIRST_BLOCK = 8

@@ -286,16 +286,16 @@ def test_where_nothing_folds_all_doors_say_so_in_the_same_words(repaconv):
 
 
 def test_a_norm_that_stays_has_the_same_reason_at_all_doors(repaconv):
-    """A BatchNorm between an activation and a padded convolution."""
+    """A BatchNorm between an activation and a padded convolution, of more channels than pixels have."""
     torch.manual_seed(0)
-    model = trained(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()))
+    model = trained(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3, padding=1), nn.ReLU()))
     assert unfolded(model) == (f"1: a BatchNorm not folded, {PADDED}",)
-    graph = exported(model, (1, 3, 16, 16), dynamo=False, opset=17, free=False)
+    graph = exported(model, (1, 8, 16, 16), dynamo=False, opset=17, free=False)
     Path("net.onnx").write_bytes(graph.SerializeToString())
     torch.save(model.state_dict(), "net.pth")
     Path("net.py").write_text(
-        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3), "
-        "nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())\n"
+        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.ReLU(), nn.BatchNorm2d(8), "
+        "nn.Conv2d(8, 4, 3, padding=1), nn.ReLU())\n"
     )
     for given in (("net.onnx",), ("net.pth", "--arch", "net.py:build", "--set", "image_size=16")):
         code, out, _ = repaconv("fold", *given)

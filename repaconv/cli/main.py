@@ -130,7 +130,7 @@ def _end_as_by_ctrl_c(*signals: signal.Signals) -> None:
 
 
 def _interruption() -> Interrupted:
-    return Interrupted(_RECEIVED[0].name, _RECEIVED[0]) if _RECEIVED else Interrupted()
+    return Interrupted(*_RECEIVED[:1])
 
 
 def _require_no_empty_value(given: list[str]) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from signal import Signals
 from typing import Any
 
 MAX_MESSAGE_LENGTH = 1000
@@ -121,20 +122,15 @@ class Inconclusive(RepaconvError):
 
 
 class Interrupted(RepaconvError):
-    """The user pressed Ctrl-C (exit 130), or another signal ended the command (128 and its number: SIGTERM 143).
-
-    Args:
-        signal: The name of the signal, if it was not Ctrl-C.
-        number: Its number.
-    """
+    """The user pressed Ctrl-C (exit 130), or another signal ended the command (128 and its number: SIGTERM 143)."""
 
     exit_code = 130
 
-    def __init__(self, signal: str = "", number: int = 2) -> None:
-        by = f" by {signal}" if signal else ""
+    def __init__(self, received: Signals = Signals.SIGINT) -> None:
+        by = "" if received == Signals.SIGINT else f" by {received.name}"
         message = f"interrupted{by}: what was whole before is whole, and nothing half-written is left."
         super().__init__(message, hint="The same command again does what is left.", code="interrupted")
-        self.exit_code = 128 + number
+        self.exit_code = 128 + received
 
 
 def require_module(module: str, called: str, hint: str) -> Any:

@@ -1,4 +1,4 @@
-"""What no runtime runs, though ONNX's checker accepts it: values that nothing computes, weights of wrong sizes."""
+"""Why a graph cannot run: a node reads a value that nothing computes, or a weight does not fit its input."""
 
 from __future__ import annotations
 

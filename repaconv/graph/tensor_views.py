@@ -10,7 +10,7 @@ source's axis. A dynamic size is a single factor and is never split, so that a v
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -286,6 +286,15 @@ def _runs(order: list[int], wanted: list[int], of: tuple[tuple[int, ...], ...]) 
         else:
             runs.append([factor])
     return runs
+
+
+def transposed(write: Writer, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+    """Return a value with its axes in this order; the value itself if they are."""
+    if list(axes) == sorted(axes):
+        return value
+    new, shape = write("Transpose", value, perm=list(axes)), sizes(value)
+    set_shape(new, None if shape is None else [shape[axis] for axis in axes], value)
+    return new
 
 
 def reshaped(write: Writer, value: ir.Value, shape: Sizes) -> ir.Value | None:

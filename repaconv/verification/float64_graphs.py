@@ -20,6 +20,7 @@ import numpy as np
 from repaconv.core.thread_pool import thread_pool
 from repaconv.engines.contract import Array, Feeds, Session
 from repaconv.graph.float64_rewriting import DOUBLE, FLOATS, WIDER, Weights, converted
+from repaconv.graph.operator_facts import REDUCTIONS
 from repaconv.verification.float64_operators import own_operators
 from repaconv.verification.model_runners import load_onnx
 
@@ -110,8 +111,9 @@ SMALL = 16
 
 HOMOGENEOUS = frozenset(
     (
+        *REDUCTIONS,
         *("Add", "AveragePool", "Conv", "ConvTranspose", "Einsum", "Gemm", "GlobalAveragePool", "LeakyRelu"),
-        *("MatMul", "MaxPool", "Mul", "Neg", "Pad", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Sub"),
+        *("MatMul", "MaxPool", "Mul", "Neg", "Pad", "Relu", "Sub"),
     )
 )
 """Operators that compute a multiple of their output from the same multiple of their inputs."""

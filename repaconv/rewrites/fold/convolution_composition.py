@@ -45,7 +45,8 @@ from repaconv.graph.nodes_and_constants import (
 )
 from repaconv.graph.operator_facts import ARITHMETIC, SELECTIONS
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import as_numbers, set_shape, shaped_like, sizes
+from repaconv.graph.symbolic_shapes import as_numbers, shaped_like, sizes
+from repaconv.graph.tensor_views import transposed
 from repaconv.results import Change
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of, pad_value, scale_of, spatial_padding
 from repaconv.rewrites.fold.scales_after_convolutions import absorbed, readers_behind
@@ -191,7 +192,9 @@ def reordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
         weight = np.zeros((len(one.weight), own, *one.weight.shape[2:]))
         for place, column in zip(image.places, np.moveaxis(one.weight, 1, 0), strict=True):
             weight[:, place] += column
-        _replace_by_conv(model, node, replace(one, weight=weight), _transposed(model, node, image))
+        _replace_by_conv(
+            model, node, replace(one, weight=weight), transposed(Writer(model, node), image.source, image.axes)
+        )
         what = "scale of channels" if np.array_equal(image.places, np.arange(width)) else "order of channels"
         yield Change(rewrite=rewrite, place=node.name or "", description=f"{what} -> {node.name}")
 
@@ -295,21 +298,11 @@ def _with_padded_shifts(model: ir.Model, node: ir.Node, image: _Channels, width:
     with np.errstate(over="ignore"):
         if kind is None or not np.isfinite(added.astype(kind.numpy())).all():
             return None
-    x, axes = _transposed(model, node, image), tuple(range(len(image.axes)))  # an Add along the last axis is slower
-    write = Writer(model, node)
+    write, axes = Writer(model, node), tuple(range(len(image.axes)))
+    x = transposed(write, image.source, image.axes)  # an Add along the last axis is slower
     numbers = added[0] if (added == added[0]).all() else added.reshape(-1, *[1] * (len(axes) - 2))
     new = shaped_like(write("Add", x, write.constant(numbers)), x)
     return image._replace(source=new, axes=axes, shift=np.zeros_like(image.shift))
-
-
-def _transposed(model: ir.Model, node: ir.Node, image: _Channels) -> ir.Value:
-    """The value of which a convolution reads the channels, with its axes in the order of an image."""
-    if list(image.axes) == sorted(image.axes):
-        return image.source
-    new = Writer(model, node)("Transpose", image.source, perm=image.axes)
-    shape = sizes(image.source)
-    set_shape(new, None if shape is None else [shape[axis] for axis in image.axes], image.source)
-    return new
 
 
 # --- Convolutions in series are composed if this needs no more multiplications; so are scales before a convolution.

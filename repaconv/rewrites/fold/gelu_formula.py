@@ -18,7 +18,8 @@ from repaconv.graph.index_selections import perm_of
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, made_by, nodes_of, only_reader, scalar
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import rank_of, set_shape, shaped_like, sizes
+from repaconv.graph.symbolic_shapes import rank_of, shaped_like, sizes
+from repaconv.graph.tensor_views import transposed
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -50,10 +51,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
         gate = shaped_like(write("Add", gate, write.constant(1.0, x)), x)
         half = shaped_like(write("Mul", x, write.constant(0.5, x)), x)
         new = shaped_like(write("Mul", half, gate), x)
-        if inner.axes != (*range(len(inner.axes)),):
-            new = write("Transpose", new, perm=inner.axes)
-            set_shape(new, sizes(last.outputs[0]), x)
-        write.replace(last.outputs[0], new)
+        write.replace(last.outputs[0], transposed(write, new, inner.axes))
         yield Change(rewrite=GELU.name, place=erf.name or "", description="erf of a multiple of x -> GELU")
     clean(model)
 

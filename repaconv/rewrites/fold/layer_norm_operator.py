@@ -36,7 +36,8 @@ from repaconv.graph.nodes_and_constants import (
 )
 from repaconv.graph.operator_facts import ARITHMETIC
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import rank_of, set_shape, shaped_like, sizes
+from repaconv.graph.symbolic_shapes import rank_of, shaped_like, sizes
+from repaconv.graph.tensor_views import transposed
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -60,22 +61,14 @@ def apply(model: ir.Model) -> Iterator[Change]:
             write = Writer(model, last)
             parts = [np.broadcast_to(part, spread.width) for part in (scale, shift) if part is not None]
             x, order = spread.x, [axis for axis in range(rank_of(spread.x)) if axis != spread.axis] + [spread.axis]
-            x = _transposed(write, x, order)
+            x = transposed(write, x, order)
             new = write("LayerNormalization", x, *map(write.constant, parts), axis=-1, epsilon=spread.epsilon)
-            new = _transposed(write, shaped_like(new, x), [int(axis) for axis in np.argsort(order)])
+            new = transposed(write, shaped_like(new, x), [int(axis) for axis in np.argsort(order)])
             write.replace(value, new)
             yield Change(
                 rewrite=LAYER_NORM.name, place=last.name or "", description="means, a root -> LayerNormalization"
             )
     clean(model)
-
-
-def _transposed(write: Writer, x: ir.Value, order: list[int]) -> ir.Value:
-    if order == sorted(order):
-        return x
-    new, shape = write("Transpose", x, perm=order), sizes(x)
-    set_shape(new, None if shape is None else [shape[axis] for axis in order], x)
-    return new
 
 
 # --- The root of the variance.

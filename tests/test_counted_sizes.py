@@ -11,6 +11,7 @@ import repaconv as rc
 from repaconv.graph.compute_costs import macs_at_ones
 from repaconv.graph.model_rewriting import as_stored, clean
 from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.probe_inputs import MODEST, probes
 
 F = TensorProto.FLOAT
 
@@ -106,3 +107,29 @@ def test_cleaning_sorts_a_graph_that_is_not_sorted():
     model = as_stored(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
     clean(model)
     assert [node.op_type for node in model.graph] == ["Abs", "Relu"]
+
+
+def probes_where(runs):
+    """The inputs of a graph that runs where this is true of the height, and all that were tried."""
+    tried = []
+
+    def run(feeds):
+        tried.append(feeds["x"])
+        if not runs(feeds["x"].shape[2]):
+            raise ValueError("not at this height")
+        return {"y": feeds["x"]}
+
+    write(["N", 3, "H", "W"], ["N", 3, "H", "W"], [helper.make_node("Relu", ["x"], ["y"])], {})
+    return probes(onnx.load("net.onnx"), run), tried
+
+
+def test_a_side_that_has_one_size_keeps_it_in_ordinary_use():
+    found, _ = probes_where(lambda height: height == 32)
+    assert found.usual == {"N": 1, "H": 32, "W": 224}
+    assert "runs at one size alone: H 32" in found.told
+
+
+def test_sizes_that_take_long_are_tried_last():
+    found, tried = probes_where(lambda height: height <= 28)
+    assert found.usual["H"] == 28
+    assert max(array.size for array in tried) <= MODEST

@@ -27,6 +27,7 @@ from repaconv.methods.repavit.published_models import Example
 from repaconv.rewrites.fold import fold_pipeline
 from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
+from repaconv.verification import folded_graph_verification
 from repaconv.verification.model_runners import load_onnx
 
 WAYS = {  # the exporters, opsets, and whether the batch is free
@@ -616,6 +617,17 @@ def test_where_nothing_folds_the_graph_as_given_goes_on(small, repaconv):
     once = onnx.load("repaconv-out/to/to.folded.onnx")
     assert [node.op_type for node in once.graph.node] == [node.op_type for node in onnx.load("to.onnx").graph.node]
     assert rc.verify().verdict == "passed"
+
+
+def test_where_nothing_folds_float64_is_not_asked_before_all_inputs_were_tried_in_fp32(monkeypatch):
+    """An output that is saturated on the first inputs says more on larger ones, in a fraction of the time."""
+    asked = []
+    monkeypatch.setattr(folded_graph_verification, "differing_operators", lambda *_: asked.append(1) or "")
+    weights = {"w": np.full((4, 3, 1, 1), 0.3, np.float32), "b": np.full(4, 40, np.float32)}
+    rows = [("Conv", "x w b", "1"), ("Sigmoid", "1", "y")]
+    onnx.save(graph(rows, weights, {"x": (1, 3, 8, 8)}, kind=TensorProto.FLOAT), "graph.onnx")
+    assert rc.fold("graph.onnx").verdict == "passed"
+    assert not asked
 
 
 def test_both_doors_say_of_a_network_in_which_nothing_folds_that_it_passed(repaconv):

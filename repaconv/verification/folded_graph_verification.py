@@ -97,8 +97,8 @@ def proved(
         after: What replaces it.
         ends: What the two are called.
         reverted: What was reverted of the fold; see `repaconv.rewrites.fold.fold_pipeline.without`.
-        few: Whether only one input of each size is compared, without those of other gains and those that are sought
-            because an output of integers was the same for all.
+        few: Whether only one input of each size is compared, in FP32 alone, without those of other gains and those
+            that are sought because an output of integers was the same for all.
 
     Raises:
         Refused: If the graph as given does not run, or if nothing could be compared.
@@ -236,7 +236,7 @@ def _compared(
             before.run(each)
     before.close()  # either is as large as its weights
     _require_opened(source, after, folded=True)
-    return _Pair(before, after, probes, name, allowed, coarse, ends, reverted).links()
+    return _Pair(before, after, probes, name, allowed, coarse, ends, reverted).links(fp32_alone=few)
 
 
 def _open(links: Mapping[str, Link]) -> set[str]:
@@ -292,13 +292,15 @@ class _Pair:
         self.moved = [given(seed, feeds, self.coarse, (self.after,)) for seed in range(DRAWS)]
         self._drawn_for = feeds
 
-    def links(self) -> tuple[Link, ...]:
+    def links(self, *, fp32_alone: bool = False) -> tuple[Link, ...]:
         """One for every output.
 
         Weights that were rounded to half precision move the folded graph by more than FP32 rounding does. That is
         measured by moving them, so there float64 comes last.
         """
         found = self._by_output(run_both(self.before, self.after, self.probes.feeds, self._comparison()))
+        if fp32_alone:
+            return tuple(found.values())
         if self.coarse:
             found |= self._by_jitter(_open(found))
             found |= self._in_float64(_open(found), _constant(found))

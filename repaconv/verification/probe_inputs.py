@@ -44,12 +44,17 @@ USUAL = {
 }
 """Sizes that are tried after these and the sizes in the graph's metadata."""
 
-IN_USE = (224, 256, 320, 384, 512, 640, 128, 96, 64, 48, 32, 28, 16, 8)
-"""Likely image sizes of a network with dynamic height and width."""
+IN_USE = (224, 256, 128, 96, 64, 48, 32, 28, 16, 8, 320, 384, 512, 640)
+"""Likely image sizes of a network with dynamic height and width, in the order in which they are tried. A graph that
+runs at none of the first two rarely runs at a larger one, and takes seconds to say so."""
 
 LARGEST = 2**25
 """Most numbers of all inputs of a probe, if the dynamic dimensions have a choice: 128 MiB in FP32. Several dimensions
 of 512 would take more memory than there is."""
+
+MODEST = 2**19
+"""Numbers of all inputs of a probe, three images of 224 pixels, above which sizes are tried last: a graph that runs at
+few sizes says so at large ones only after seconds."""
 
 WANTED = 3
 """Number of size assignments to find."""
@@ -120,7 +125,7 @@ class Search:
         for alike in ((), ("batch",), ("batch", "length", "side")):
             tried = {tuple(sizes.items()): sizes for sizes in self._candidates(alike)}
             found: list[Sizes] = []
-            for sizes in tried.values():
+            for sizes in sorted(tried.values(), key=lambda sizes: self._numbers(sizes) > MODEST):
                 if len(found) < self.wanted and self._runs(sizes, len(found)):
                     found.append(sizes)
             if found:
@@ -173,11 +178,15 @@ class Search:
         return drawn_for(self.inputs, sizes, seed, gain, self.below)
 
     def usual_sizes(self, found: list[Sizes]) -> Sizes:
-        """Return sizes as in ordinary use: batch 1, and for the others those in the graph's metadata or common ones."""
+        """Return sizes as in ordinary use: batch 1, and for the others those in the graph's metadata or common ones.
+
+        A dimension that had one size in all of ``found`` keeps it: the graph did not run with another.
+        """
+        only = {name: size for name, size in found[0].items() if all(sizes[name] == size for sizes in found)}
         own = {kind: values[len(FIRST[kind]) :] for kind, values in self.usual.items()}
         own = {**own, "batch": (1,), "side": tuple(dict.fromkeys((*own["side"][: -len(USUAL["side"])], *IN_USE)))}
         for place in range(max(map(len, own.values()))):
-            sizes = {name: own[kind][place % len(own[kind])] for name, kind in self.kinds.items()}
+            sizes = {name: own[kind][place % len(own[kind])] for name, kind in self.kinds.items()} | only
             if sizes in found or self._runs(sizes, 0):
                 return sizes
         return found[0]

@@ -32,6 +32,7 @@ from repaconv.verification.rounding import (
     HALF_ROUNDINGS,
     JITTER,
     JITTERED,
+    JITTERS,
     MEASURED,
     SATURATED,
     Movement,
@@ -292,11 +293,12 @@ def _agrees(node: Any, reference: ReferenceEvaluation, held: Mapping[str, Any], 
 
     def movements() -> Iterator[Movement]:
         inputs = {name: one for name, one in reference.inputs_of(node, held).items() if isinstance(one, np.ndarray)}
-        for seed in range(DRAWS):
+        for seed in range(JITTERS if node.need_context() else DRAWS):  # a loop takes as long as a network
             other = reference.run_node(node, {**held, **jittered_feeds(inputs, JITTER, seed)})
             moved = movement({name: _array(value) for name, value in other.items()}, given, discrete=True)
             yield {name: one for name, one in moved.items() if one.shape == given[name].shape}  # sizes are no numbers
 
+    rounding = Rounding(JITTERED, movements)
     for name, single in found.items():
         right = given[name]
         rtol = FLOAT32
@@ -310,7 +312,7 @@ def _agrees(node: Any, reference: ReferenceEvaluation, held: Mapping[str, Any], 
             right = right.astype(single.dtype)  # so that what overflows in float32 is infinite
         allowed = Tolerance(kind="exact", rtol=rtol, atol=NEAR_ONE if node.op_type in ACTIVATIONS else 0.0)
         compared = Comparison("float32", allowed, None, scale=PerNeighborhood, vague=inf)
-        compared.add({name: _wide(single)}, {name: _wide(right)}, rounding=Rounding(JITTERED, movements))
+        compared.add({name: _wide(single)}, {name: _wide(right)}, rounding=rounding)
         if any(link.verdict == "failed" for link in compared.links("onnx", "float64")):
             return False
     return True

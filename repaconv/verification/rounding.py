@@ -64,8 +64,8 @@ neighborhood may be one number (a class, for one image), which one draw in ten d
 another does. With moved weights and inputs, by normal draws. (With random signs of one size, two equal terms that
 cancel do not move at all in one of two draws.)"""
 JITTERS = 3
-"""How often the inputs of a network are moved in float64 (2), where an image is moved by its largest number; and how
-often weights and inputs to see which images depend on a rounding."""
+"""How often the inputs of a network, or of a loop in one, are moved in float64 (2), where an image is moved by its
+largest number; and how often weights and inputs to see which images depend on a rounding."""
 JITTER_SHARE = 0.1
 """By how much weights and inputs are moved, relative to themselves, as a part of the tolerance of the link:"""
 JITTER = JITTER_SHARE * FLOAT32

@@ -186,6 +186,20 @@ def test_a_segmentation_head_is_one_layer_for_each_resolution(tmp_path):
     assert [change.rewrite for change in done.changes].count("before-upsampling") == 1
 
 
+def test_a_map_that_moves_before_the_upsampling_joins_the_convolution_there(tmp_path):
+    """As the spatial attention of RFDN has it, whose result is added to another map of the image."""
+    weights = {"k": normal(16, 16, 3, 3), "a": normal(16), "w": normal(16, 16, 1, 1), "b": normal(16)}
+    weights |= {"g": normal(16, 16, 1, 1), "r": np.zeros(0, np.float32), "s": np.float32([1, 1, 4, 4])}
+    rows = [("MaxPool", "x", "p", {"kernel_shape": [4, 4], "strides": [4, 4]})]
+    rows += [("Conv", "p k a", "c", {"pads": [1, 1, 1, 1]}), ("Resize", "c r s", "u", LINEAR), ("Conv", "x g", "d")]
+    rows += [("Add", "u d", "e"), ("Conv", "e w b", "f"), ("Sigmoid", "f", "y")]
+    held = {name: array.astype(np.float32) for name, array in weights.items()}
+    onnx.save(graph(rows, held, {"x": (1, 16, 24, 24)}, kind=TensorProto.FLOAT), tmp_path / "esa.onnx")
+    done = rc.fold(tmp_path / "esa.onnx", out=tmp_path / "run", measure=False)
+    kinds = [node.op_type for node in onnx.load(done.output_files[0]).graph.node]
+    assert (done.verdict, kinds.count("Conv"), kinds.count("Add"), len(kinds)) == ("passed", 2, 1, 6)
+
+
 def test_what_is_saved_counts_where_height_and_width_are_dynamic(tmp_path):
     """Counted with a height and a width of 1, nothing is saved, and the further nodes would be too many."""
     weights = {"zero": [0], "two": [2], "four": [4], "w": normal(WIDTH, 3 * CHANNELS, 1, 1), "b": normal(WIDTH)}

@@ -32,15 +32,16 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def _then(first: Rewrite, second: Rewrite) -> Rewrite:
-    """A rewrite that applies the first, and the second only if the first changed something."""
+def _then(first: Rewrite, *later: Rewrite) -> Rewrite:
+    """A rewrite that applies the first, and the others only if the first changed something."""
 
     def apply(model: ir.Model) -> Iterator[Change]:
         made = list(first.apply(model))
         yield from made
         if made:
-            tidy(model)
-            yield from second.apply(model)
+            for rewrite in later:
+                tidy(model)
+                yield from rewrite.apply(model)
 
     return replace(first, apply=apply)
 
@@ -72,7 +73,8 @@ FOLDS: tuple[Rewrite, ...] = (
     CONVOLUTION,
     UNSTACK,
     AFFINE,
-    *(_then(fold, AFFINE) for fold in BEFORE_AFFINE),
+    _then(BEFORE_UPSAMPLING, CONVOLUTION, AFFINE),
+    *(_then(fold, AFFINE) for fold in (JOIN, CHOOSE)),
     READ_TOKENS,
     POOL_PADDING,
     POOLS_IN_SERIES,

@@ -468,6 +468,7 @@ WHOLE = {
     "Dropout": ((), {}),
     "Slice": ((np.array([0]), np.array([2**31 - 1]), np.array([2])), {}),
     "Tile": ((np.array([1, 1, 1, 1]),), {}),
+    "Pad": ((np.zeros(8, np.int64),), {"mode": "reflect"}),
     "Sum": ((), {}),
     "Max": ((), {}),
     "Concat": ((), {"axis": 1}),
@@ -485,6 +486,20 @@ def test_what_returns_its_input_keeps_nothing_apart(operator, batch):
     rows = [("Conv", "x k", "1"), (operator, " ".join(["1", *list(weights)[2:]]), "2", attributes), ("Mul", "2 s", "3")]
     model = graph([*rows, ("Relu", "3", "y")], weights, {"x": (batch, 3, 4, 4)})
     assert folded(model, normal(2, 3, 4, 4)) == ["Conv", "Relu"]
+
+
+def test_views_in_series_that_would_take_too_many_axes_together_are_shortened_in_parts():
+    """As Hiera sorts tokens: by halves of height and width, three times. In one Transpose that takes ten axes."""
+    weights, rows, value = {"s": normal(4)}, [("Mul", "x s", "m"), ("Mul", "m s", "n"), ("Relu", "n", "v0")], "v0"
+    for count, side in ((1, 16), (4, 8), (16, 4)):
+        weights |= {f"a{side}": np.array([count, side, side, 4]), f"d{side}": np.array([4 * count, -1, side // 2, 4])}
+        weights |= {f"b{side}": np.array([count, side // 2, 2, side // 2, 2, 4])}
+        rows += [("Reshape", f"{value} a{side}", f"r{side}"), ("Reshape", f"r{side} b{side}", f"s{side}")]
+        rows += [("Transpose", f"s{side}", f"t{side}", {"perm": [0, 2, 4, 1, 3, 5]})]
+        rows += [("Reshape", f"t{side} d{side}", value := f"v{side}")]
+    model = graph([*rows, ("Tanh", value, "y")], weights, {"x": (1, 256, 4)})
+    kinds = folded(model, normal(1, 256, 4))
+    assert kinds == ["Mul", "Relu", "Reshape", "Transpose", "Reshape", "Transpose", "Reshape", "Tanh"]
 
 
 def test_what_only_looks_like_its_input_stays():

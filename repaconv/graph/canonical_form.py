@@ -17,6 +17,7 @@ from repaconv.graph.nodes_and_constants import (
     constant,
     input_at,
     is_constant,
+    made_by,
     nodes_of,
     shape_of_constant,
 )
@@ -199,10 +200,20 @@ def _shorten_view(model: ir.Model, node: ir.Node) -> None:
     value = node.outputs[0]
     if node.op_type not in VIEWS or node.domain or is_constant(value):
         return
-    if not value.is_graph_output() and all(user.op_type in VIEWS for user, _ in value.uses()):
-        return
+    if value.is_graph_output() or any(user.op_type not in VIEWS for user, _ in value.uses()):
+        _shorten_chain(model, node)
+
+
+def _shorten_chain(model: ir.Model, node: ir.Node) -> None:
+    """Replace the chain of views that ends in a node, or as much of its beginning as takes no more than `MOST_AXES`."""
+    value = node.outputs[0]
     view = view_of(value)
     if view is None or view.source is value:
+        return
+    if not view.writable:
+        before = made_by(node.inputs[0], *VIEWS)
+        if before is not None:
+            _shorten_chain(model, before)
         return
     length = _removable_nodes(value, view.source)
     if _nodes_to_write(view, length) >= length or view.shape != sizes(value):

@@ -65,6 +65,8 @@ def _is_no_op(node: ir.Node) -> bool:
         return input_at(node, 2) is None or _all_equal(node.inputs[2], 0)  # no training mode
     if node.op_type == "Tile":
         return _all_equal(node.inputs[1], 1)
+    if node.op_type == "Pad":
+        return _all_equal(input_at(node, 1), 0)
     if node.op_type == "Slice":
         return _keeps_size(node) and (input_at(node, 4) is None or _all_equal(node.inputs[4], 1))
     if node.op_type == "Gather":

@@ -502,6 +502,20 @@ def test_views_in_series_that_would_take_too_many_axes_together_are_shortened_in
     assert kinds == ["Mul", "Relu", "Reshape", "Transpose", "Reshape", "Transpose", "Reshape", "Tanh"]
 
 
+@pytest.mark.parametrize(("side", "count"), [(4, 1), (16, 2)])
+def test_transposes_that_are_slower_as_one_stay_two(side, count):
+    """As im2col and heads after it: ONNX Runtime moves rows fast, and matrices, but not single numbers (0.87 in KBNet).
+
+    For few numbers one node is faster than two.
+    """
+    weights = {"s": normal(1), "a": np.array([2, 36, side * side])}
+    rows = [("Mul", "x s", "m"), ("Mul", "m s", "n"), ("Relu", "n", "v")]
+    rows += [("Transpose", "v", "t", {"perm": [0, 1, 3, 2, 4]}), ("Reshape", "t a", "r")]
+    rows += [("Transpose", "r", "u", {"perm": [2, 0, 1]}), ("Tanh", "u", "y")]
+    kinds = folded(graph(rows, weights, {"x": (8, 3, side, 3, side)}), normal(8, 3, side, 3, side))
+    assert (kinds.count("Transpose"), kinds.count("Mul")) == (count, 1)
+
+
 def test_what_only_looks_like_its_input_stays():
     """Every other row, a Resize by 2, and a Cast that rounds."""
     weights = {"k": normal(4, 3, 1, 1), "s": normal(4, 1, 1)}

@@ -6,10 +6,11 @@ into a Gemm on [B N, C], which hides the token axis.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from repaconv.graph.index_selections import swaps_last
+from repaconv.graph.index_selections import MIN_ELEMENTS, is_fast_transpose, perm_of, swaps_last
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import (
     Writer,
@@ -205,12 +206,12 @@ def _shorten_view(model: ir.Model, node: ir.Node) -> None:
 
 
 def _shorten_chain(model: ir.Model, node: ir.Node) -> None:
-    """Replace the chain of views that ends in a node, or as much of its beginning as takes no more than `MOST_AXES`."""
+    """Replace the chain of views that ends in a node, or its beginning if the whole takes too many axes or is slow."""
     value = node.outputs[0]
     view = view_of(value)
     if view is None or view.source is value:
         return
-    if not view.writable:
+    if not view.writable or _is_slower(view, node):
         before = made_by(node.inputs[0], *VIEWS)
         if before is not None:
             _shorten_chain(model, before)
@@ -222,6 +223,19 @@ def _shorten_chain(model: ir.Model, node: ir.Node) -> None:
     new = view.write(write)
     if new is not None and (new is not view.source or not value.is_graph_output()):
         write.replace(value, new)
+
+
+def _is_slower(view: View, last: ir.Node) -> bool:
+    """Whether ONNX Runtime is slow at the Transpose of a view, and fast at all in the chain that ends in a node."""
+    before, _, perm = view.turned()
+    if is_fast_transpose(perm) or math.prod(size for size in before if isinstance(size, int)) < MIN_ELEMENTS:
+        return False
+    node: ir.Node | None = last
+    while node is not None and node.outputs[0] is not view.source:
+        if node.op_type == "Transpose" and not is_fast_transpose(perm_of(node, rank_of(node.outputs[0]))):
+            return False
+        node = made_by(node.inputs[0], *VIEWS)
+    return True
 
 
 def _removable_nodes(value: ir.Value, source: ir.Value) -> int:

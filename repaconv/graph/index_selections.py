@@ -170,6 +170,30 @@ def perm_of(node: ir.Node, rank: int) -> list[int]:
     return [int(axis) for axis in attribute(node, "perm", None) or range(rank)[::-1]]
 
 
+MIN_ELEMENTS = 4096
+"""Elements from which a tensor is transposed in two fast steps; for fewer, two nodes take as long as a slow one."""
+
+
+def is_fast_transpose(perm: Sequence[int]) -> bool:
+    """Whether ONNX Runtime has a fast kernel: rows are moved, or of all axes, with neighbors joined, one is moved."""
+    _, order = joined_axes(perm)
+    others = ([axis for axis in order if axis != moved] for moved in order)
+    return perm[-1:] == [len(perm) - 1] or any(rest == sorted(rest) for rest in others)
+
+
+def joined_axes(perm: Sequence[int]) -> tuple[list[list[int]], list[int]]:
+    """Join axes that stay neighbors: the groups, as they are before, and their order afterwards."""
+    places = {axis: place for place, axis in enumerate(sorted(perm))}
+    groups: list[list[int]] = []
+    for axis in perm:
+        if groups and places[axis] == places[groups[-1][-1]] + 1:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    before = sorted(groups)
+    return before, [before.index(group) for group in groups]
+
+
 def swaps_last(node: ir.Node) -> bool:
     """Return whether a Transpose swaps only the last two axes."""
     rank = rank_of(node.outputs[0])

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv.graph.index_selections import perm_of
+from repaconv.graph.index_selections import MIN_ELEMENTS, is_fast_transpose, joined_axes, perm_of
 from repaconv.graph.nodes_and_constants import Writer, attribute, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import Size, Sizes, is_dynamic, product, sizes
@@ -27,8 +27,6 @@ from repaconv.results import Change
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-MIN_ELEMENTS = 4096
-"""Elements from which a tensor is moved in steps; for fewer, running more nodes takes as long as it saves."""
 MIN_ROW = 4
 """Elements of a row from which moving rows is faster than moving elements."""
 MIN_OPSET = 9
@@ -72,7 +70,11 @@ def _transpose_in_steps(model: ir.Model) -> Iterator[Change]:
         if node.op_type == "DepthToSpace" and is_dynamic(shape[1]):
             continue
         shape, perm, out = _moved(node, shape)
-        if _is_fast(perm) or _elements(shape) < MIN_ELEMENTS or not (steps := _steps(*_simplified(shape, perm))):
+        if (
+            is_fast_transpose(perm)
+            or _elements(shape) < MIN_ELEMENTS
+            or not (steps := _steps(*_simplified(shape, perm)))
+        ):
             continue
         value = node.inputs[0]
         for number, step in enumerate(steps):
@@ -104,29 +106,9 @@ def _elements(shape: Iterable[Size]) -> int:
     return prod(size for size in shape if isinstance(size, int))
 
 
-def _is_fast(perm: Sequence[int]) -> bool:
-    """Whether ONNX Runtime has a fast kernel: rows are moved, or of all axes, with neighbors joined, one is moved."""
-    _, order = _joined(perm)
-    others = ([axis for axis in order if axis != moved] for moved in order)
-    return perm[-1:] == [len(perm) - 1] or any(rest == sorted(rest) for rest in others)
-
-
-def _joined(perm: Sequence[int]) -> tuple[list[list[int]], list[int]]:
-    """Join axes that stay neighbors: the groups, as they are before, and their order afterwards."""
-    places = {axis: place for place, axis in enumerate(sorted(perm))}
-    groups: list[list[int]] = []
-    for axis in perm:
-        if groups and places[axis] == places[groups[-1][-1]] + 1:
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    before = sorted(groups)
-    return before, [before.index(group) for group in groups]
-
-
 def _simplified(shape: Sizes, perm: Sequence[int]) -> tuple[Sizes, list[int]]:
     """The same Transpose without axes of size 1, and with axes joined that stay neighbors."""
-    groups, order = _joined([axis for axis in perm if shape[axis] != 1])
+    groups, order = joined_axes([axis for axis in perm if shape[axis] != 1])
     return tuple(product(shape[axis] for axis in group) for group in groups), order
 
 

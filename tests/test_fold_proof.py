@@ -320,7 +320,18 @@ def test_a_graph_of_which_nothing_could_be_compared_is_refused(repaconv):
     assert code == 4
     assert "fold.not-proved" in err
     assert "changes too little between the inputs" in err
+    assert "--inputs FILE.npz" in err
     assert not Path("repaconv-out").exists()
+
+
+def test_a_graph_that_is_dead_for_random_numbers_is_folded_on_inputs_that_are_given(repaconv):
+    """As HVI-CIDNet is, which computes logarithms of pixels from 0 to 1."""
+    rows = [*TWO, ("Add", "z low", "2"), ("Relu", "2", "y")]
+    onnx.save(net_of(rows, WEIGHTS | {"low": np.array(-1e9)}, GIVEN, {"y": F}), "dead.onnx")
+    np.savez("alive.npz", x=1e10 * np.float32(normal(3, 4)))
+    code, out, _ = repaconv("fold", "dead.onnx", "--inputs", "alive.npz")
+    assert code == 0
+    assert "passed" in out
 
 
 @pytest.mark.parametrize("hidden", [-np.inf, np.finfo(np.float32).min])

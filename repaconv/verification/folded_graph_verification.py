@@ -117,8 +117,8 @@ def proved(
     if not any(link.verdict in ("passed", "failed") for link in links):
         raise Refused(
             f"no output of {source} could be compared: {links[0].note if links else 'it has none'}.",
-            hint="Nothing was verified, so nothing was written. Give a graph whose outputs are tensors of numbers that "
-            "depend on its inputs.",
+            hint="Nothing was verified, so nothing was written. Give inputs on which the outputs differ with --inputs "
+            "FILE.npz, or a graph whose outputs are tensors of numbers that depend on its inputs.",
             code="fold.not-proved",
         )
     links += _as_stored(source, before, after) if ends[1] == FOLDED else ()

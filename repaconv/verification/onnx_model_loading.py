@@ -355,18 +355,22 @@ def _folded(model: onnx.ModelProto, taken_back: Collection[str]) -> Folded:
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.rewrites.fold.fold_pipeline import without
     from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
+    from repaconv.rewrites.fold.instance_norm_operator import INSTANCE_NORM
     from repaconv.rewrites.fold.layers_before_and_after import changed_layers
 
-    if _lacks_hard_swish(model):
-        taken_back = {*taken_back, HARD_SWISH.name}
+    if _has_other_types(model):
+        taken_back = {*taken_back, HARD_SWISH.name, INSTANCE_NORM.name}
     if not is_float64_convertible(model) or _may_write_borders(model):
         return Folded(*rewritten(model, without(taken_back), changed_layers))
     exact, changes = rewritten_in_float64(model, without(taken_back), changed_layers)
     return Folded(rounded_to_float32(exact), changes, exact) if changes else Folded(model, [])
 
 
-def _lacks_hard_swish(model: onnx.ModelProto) -> bool:
-    """Whether the graph may compute in a type that HardSwish lacks: float64 in ONNX Runtime, bfloat16 in its opset."""
+def _has_other_types(model: onnx.ModelProto) -> bool:
+    """Whether the graph may compute in a type that HardSwish and InstanceNormalization lack.
+
+    ONNX Runtime lacks float64, and their opset bfloat16.
+    """
     from repaconv.graph.element_type_conversion import element_types
     from repaconv.graph.float64_rewriting import DOUBLE
 

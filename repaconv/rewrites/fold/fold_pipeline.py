@@ -18,6 +18,7 @@ from repaconv.rewrites.fold.einsum_products import EINSUM
 from repaconv.rewrites.fold.fold_barriers import KEEP_SUMS, RELEASE, RELEASE_SUMS, keep, kept_values
 from repaconv.rewrites.fold.gelu_formula import GELU
 from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
+from repaconv.rewrites.fold.instance_norm_operator import INSTANCE_NORM
 from repaconv.rewrites.fold.layer_norm_operator import LAYER_NORM
 from repaconv.rewrites.fold.layers_before_upsampling import BEFORE_UPSAMPLING
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
@@ -69,6 +70,7 @@ FOLDS: tuple[Rewrite, ...] = (
     HARD_SWISH,
     GELU,
     LAYER_NORM,
+    INSTANCE_NORM,
     KEEP_SUMS,
     CONVOLUTION,
     UNSTACK,

@@ -16,6 +16,7 @@ from test_hard_swish import single
 import repaconv as rc
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.graph.onnx_files import spell_out_erfc
+from repaconv.onnx_export.opset_lowering import lower
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.verification.float64_graphs import ReferenceEvaluation
 
@@ -23,7 +24,7 @@ RANDOM = np.random.default_rng(0)
 C = float(np.float32(math.sqrt(0.5)))
 NUMBERS = {"c": C, "1": 1.0, "half": 0.5, "2": 2.0, "d": 1 / C, "near": 0.7, "most": 0.4}
 SHAPE = (2, 3, 6, 5)
-CONV = ("Conv", "x k", "z")
+CONV = ("Conv", "x conv", "z")
 NEXT = ("Conv", "g l", "y")
 KERAS = [("Mul", "half z", "h"), ("Neg", "z", "n"), ("Mul", "n c", "u"), ("Erf", "u", "e"), ("Sub", "1 e", "a"),
          ("Mul", "h a", "g")]  # fmt: skip
@@ -38,8 +39,27 @@ FORMS = {
 }
 
 
+K, A = (float(np.float32(number)) for number in (math.sqrt(2 / math.pi), 0.044715))
+NUMBERS |= {"3": 3.0, "by": K, "small": A, "fourfold": np.ones((1, 1, 1, 1))}
+CUBE = [("Pow", "z 3", "p"), ("Mul", "p small", "q"), ("Add", "z q", "r"), ("Mul", "r by", "u"), ("Tanh", "u", "e")]
+ENDS = [("Add", "e 1", "s"), ("Mul", "z half", "h"), ("Mul", "h s", "g")]
+PRODUCTS = [("Mul", "z z", "o"), ("Mul", "o z", "p"), *CUBE[1:]]
+TANH = {
+    "transformers": [*CUBE, *ENDS],
+    "product": [*PRODUCTS, *ENDS],
+    "square": [PRODUCTS[0], ("Mul", "o small", "p"), ("Add", "p 1", "q"), ("Mul", "z q", "r"), *CUBE[3:], *ENDS],
+    "gelu_fast": [("Mul", "z by", "o"), ("Mul", "z small", "p"), ("Mul", "p z", "q"), ("Add", "q 1", "r"),
+                  ("Mul", "o r", "u"), CUBE[4], *ENDS],
+    "JAX": [*PRODUCTS, ENDS[0], ("Mul", "half s", "h"), ("Mul", "z h", "g")],
+    "half last": [*CUBE, ENDS[0], ("Mul", "z s", "h"), ("Div", "h 2", "g")],
+    "Keras": [*CUBE[:5], ("Add", "fourfold e", "s"), ("Mul", "half z", "h"), ENDS[2]],
+    "tf2onnx": [("Transpose", "z", "t", {"perm": [0, 2, 3, 1]}), ("Pow", "t 3", "n"), ("Mul", "small n", "p"),
+                ("Transpose", "p", "q", {"perm": [0, 3, 1, 2]}), *CUBE[2:], *ENDS],
+}  # fmt: skip
+
+
 def network(rows, **more):
-    weights = {"k": RANDOM.standard_normal((4, 3, 3, 3)), "l": RANDOM.standard_normal((2, 4, 3, 3)), "minus": -C}
+    weights = {"conv": RANDOM.standard_normal((4, 3, 3, 3)), "l": RANDOM.standard_normal((2, 4, 3, 3)), "minus": -C}
     return graph([CONV, *rows, NEXT], {**NUMBERS, **weights, **more}, {"x": SHAPE})
 
 
@@ -69,6 +89,22 @@ def test_onnx_runtime_fuses_every_form_between_convolutions(rows):
     assert fused(folded(network(rows))) == ["Conv", "Conv", "Gelu"]
 
 
+@pytest.mark.parametrize("form", TANH)
+def test_onnx_runtime_fuses_every_form_by_tanh_between_convolutions(form):
+    """In transformers' form, too, the second convolution takes no half."""
+    assert fused(folded(network(TANH[form]))) == ["Conv", "Conv", "FastGelu"]
+    assert ("gelu" in applied(network(TANH[form]))) == (form != "transformers")
+
+
+def test_onnx_runtime_fuses_what_an_older_opset_has_for_the_operator():
+    model = single(network([("Gelu", "z", "g", {"approximate": "tanh"})]))
+    assert fused(lower(model, 17)) == ["Conv", "Conv", "FastGelu"]
+
+
+def applied(model):
+    return {change.rewrite for change in rewritten(model, FOLDS)[1]}
+
+
 @pytest.mark.parametrize("form", ["Keras", "TensorFlow 2.8", "PyTorch", "half first"])
 def test_a_number_that_multiplies_gelu_goes_into_the_next_convolution(form):
     """NFNet multiplies its activation by 1.7; that is no half, and GELU stays one operator."""
@@ -92,7 +128,7 @@ def test_transposes_before_every_operator_go():
 
 
 def test_factors_in_another_order_are_no_gelu():
-    model = network(turned({"perm": [0, 3, 2, 1]}), k=RANDOM.standard_normal((4, 3, 3, 2)))  # as wide as it is high
+    model = network(turned({"perm": [0, 3, 2, 1]}), conv=RANDOM.standard_normal((4, 3, 3, 2)))  # as wide as it is high
     assert "Gelu" not in fused(folded(model))
 
 
@@ -110,9 +146,28 @@ def test_factors_in_another_order_are_no_gelu():
     ids=["another c", "another factor", "erf - 1", "2 - erf", "x / 2 (1 + erf(-c x))", "another x", "erf is read"],
 )
 def test_what_is_no_gelu_stays(rows):
-    _, changes = rewritten(network(rows), FOLDS)
-    assert "gelu" not in {change.rewrite for change in changes}
+    assert "gelu" not in applied(network(rows))
     folded(network(rows))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("Pow", "z 2", "p"), *PRODUCTS[2:], *ENDS],
+        [*PRODUCTS[:2], ("Mul", "p near", "q"), *CUBE[2:], *ENDS],
+        [*PRODUCTS[:2], ("Mul", "p small", "q"), ("Sub", "z q", "r"), *CUBE[3:], *ENDS],
+        [*PRODUCTS[:4], ("Add", "r half", "n"), ("Mul", "n by", "u"), CUBE[4], *ENDS],
+        [*PRODUCTS, ENDS[0], ("Mul", "z s", "n"), ("Mul", "n most", "g")],
+        [*PRODUCTS, ENDS[0], ("Abs", "z", "n"), ("Mul", "n half", "h"), ENDS[2]],
+        [*PRODUCTS, ENDS[0], ENDS[1], ("Mul", "h s", "n"), ("Add", "n s", "g")],
+        [("Transpose", "z", "t", {"perm": [0, 1, 3, 2]}), ("Pow", "t 3", "p"), *CUBE[1:], *ENDS],
+    ],
+    ids=["square", "another a", "less", "shifted", "another factor", "another x", "tanh is read", "turned"],
+)
+def test_what_is_no_gelu_by_tanh_stays(rows):
+    model = network(rows, conv=RANDOM.standard_normal((4, 3, 3, 2)))  # an image as wide as it is high
+    assert "gelu" not in applied(model)
+    folded(model)
 
 
 def with_erfc(model):

@@ -250,7 +250,7 @@ class _Lowering:
         attributes = attributes_of(node)
         step, x = _Steps(self, node), node.input[0]
         if attributes.get("approximate", b"none") == b"tanh":
-            cube = step("Mul", step("Mul", x, x), x)
+            cube = step("Pow", x, step.number(3.0, x))
             inner = step("Add", x, step("Mul", cube, step.number(0.044715, x)))
             bent = step("Tanh", step("Mul", inner, step.number(sqrt(2 / pi), x)))
         else:

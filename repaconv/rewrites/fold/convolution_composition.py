@@ -585,7 +585,7 @@ STEPS = (absorbed, bordered, reordered, composed_in_row, joined)
 def apply(model: ir.Model) -> Iterator[Change]:
     """Fold scales, shifts, borders, orders of channels, series and parallel branches into convolutions; in place."""
     normalize(model)
-    activation_patterns.group(model, "Erf")  # the half of GELU stays in it, or no runtime would know it again
+    activation_patterns.group(model, "Erf", "Pow")  # the half of GELU stays in it, or no runtime would know it again
     again = True
     while again:
         made = [change for step in STEPS for change in step(model, CONVOLUTION.name)]

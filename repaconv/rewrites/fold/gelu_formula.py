@@ -1,9 +1,12 @@
-"""gelu: write x / 2 (1 + erf(x / sqrt(2))) so that ONNX Runtime computes it as one operator.
+"""gelu: write GELU so that ONNX Runtime computes it as one operator.
 
     x / 2 erfc(-c x)  =  x / 2 (1 - erf(-c x))  =  x / 2 (1 + erf(x / (1 / c))),    c = 0.7071...
+    x / 2 (1 + tanh(k (x + a x^3))),    k = sqrt(2 / pi),    a = 0.044715
 
-ONNX Runtime fuses only a form that divides, such as PyTorch's. TensorFlow, Keras and JAX multiply x by c, and use erfc.
-tf2onnx also writes the same Transpose before every operator of an image: here it follows the activation.
+ONNX Runtime fuses only some forms. By erf, one that divides, such as PyTorch's; TensorFlow, Keras and JAX multiply x by
+c, and use erfc. By tanh, one where x^3 is a Pow and x is halved first, as in transformers; others write x x x, or
+x (1 + a x x), or take the half of the sum with 1 (JAX). tf2onnx also writes the same Transpose before every operator of
+an image: here it follows the activation.
 
 Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units (GELUs)", section 2.
 """
@@ -11,12 +14,15 @@ Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units (GELUs)", sectio
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from repaconv.graph.index_selections import perm_of
 from repaconv.graph.model_rewriting import clean
-from repaconv.graph.nodes_and_constants import Writer, made_by, nodes_of, only_reader, scalar
+from repaconv.graph.nodes_and_constants import Array, Writer, is_constant, made_by, nodes_of, only_reader, scalar
+from repaconv.graph.operator_facts import ARITHMETIC
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, shaped_like, sizes
 from repaconv.graph.tensor_views import transposed
@@ -26,7 +32,11 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 CLOSE = 1e-6
-"""How far c may be from 1 / sqrt(2), relatively: it is rounded to float32. The graph's own c stays."""
+"""How far c, k and a may be from those numbers, relatively: they are rounded to float32. The graph's own ones stay."""
+NUMBERS = {"Erf": (0, math.sqrt(0.5)), "Tanh": (0, math.sqrt(2 / math.pi), 0, math.sqrt(2 / math.pi) * 0.044715)}
+"""What the functions of GELU are of: the factors of x^0, x, ..."""
+DEPTH = 12
+"""Operators of which one reads another that are looked through at most."""
 
 
 class _Multiple(NamedTuple):
@@ -37,63 +47,104 @@ class _Multiple(NamedTuple):
     factor: float
 
 
+class _Polynomial(NamedTuple):
+    """A value as a sum of powers of x, with the axes of x in an order; None for a number."""
+
+    axes: tuple[int, ...] | None
+    factors: Array
+
+
+class _Gelu(NamedTuple):
+    """A GELU of x, its axes in an order, up to a node; the function in it is of a sum of powers of x."""
+
+    x: ir.Value
+    axes: tuple[int, ...]
+    factors: list[float]
+    last: ir.Node
+
+
 def apply(model: ir.Model) -> Iterator[Change]:
-    """Write GELU as PyTorch does wherever other operators compute it by erf; in place."""
-    for erf in nodes_of(model, "Erf"):
-        found = _gelu(erf)
+    """Write GELU as PyTorch or transformers do wherever other operators compute it by erf or tanh; in place."""
+    for bent in nodes_of(model, *NUMBERS):
+        found = _gelu(bent)
         if found is None:
             continue
-        inner, last = found
-        x = inner.x
-        write = Writer(model, last)
-        quotient = shaped_like(write("Div", x, write.constant(1 / inner.factor, x)), x)
-        gate = shaped_like(write("Erf", quotient), x)
-        gate = shaped_like(write("Add", gate, write.constant(1.0, x)), x)
-        half = shaped_like(write("Mul", x, write.constant(0.5, x)), x)
-        new = shaped_like(write("Mul", half, gate), x)
-        write.replace(last.outputs[0], transposed(write, new, inner.axes))
-        yield Change(rewrite=GELU.name, place=erf.name or "", description="erf of a multiple of x -> GELU")
+        x = found.x
+        write = Writer(model, found.last)
+
+        def step(operator: str, *inputs: ir.Value | float, write: Writer = write, x: ir.Value = x) -> ir.Value:
+            values = [write.constant(each, x) if isinstance(each, float) else each for each in inputs]
+            return shaped_like(write(operator, *values), x)
+
+        if bent.op_type == "Erf":
+            inner = step("Div", x, 1 / found.factors[1])
+        else:
+            cube = step("Mul", step("Pow", x, 3.0), found.factors[3] / found.factors[1])
+            inner = step("Mul", step("Add", x, cube), found.factors[1])
+        gate = step("Add", step(bent.op_type, inner), 1.0)
+        new = step("Mul", step("Mul", x, 0.5), gate)
+        write.replace(found.last.outputs[0], transposed(write, new, found.axes))
+        description = f"{bent.op_type.lower()} of {'a multiple' if bent.op_type == 'Erf' else 'powers'} of x -> GELU"
+        yield Change(rewrite=GELU.name, place=bent.name or "", description=description)
     clean(model)
 
 
-def _gelu(erf: ir.Node) -> tuple[_Multiple, ir.Node] | None:
-    """What an Erf is of, and the last node of the GELU that it is in; None if it is in none, or in PyTorch's form."""
-    gate = only_reader(erf.outputs[0], "Add", "Sub")
-    product = only_reader(gate.outputs[0], "Mul") if gate is not None else None
-    if gate is None or product is None or product.graph is not erf.graph or None in erf.inputs:
+def _gelu(bent: ir.Node) -> _Gelu | None:
+    """The GELU that an Erf or a Tanh is in; None if it is in none, or in a form that is fused."""
+    gate = only_reader(bent.outputs[0], "Add", "Sub")
+    scaled = _scaled(gate) if gate is not None else None
+    product = only_reader(scaled[0].outputs[0], "Mul") if scaled is not None else None
+    if gate is None or scaled is None or product is None or product.graph is not bent.graph or None in bent.inputs:
         return None
     ones = [scalar(value) for value in gate.inputs]
     sign = 1 if gate.op_type == "Add" else -1
     if ones not in ([1, None], [None, 1]) or (sign < 0 and ones[1] == 1):
         return None
-    other = product.inputs[1 if product.inputs[0] is gate.outputs[0] else 0]
-    scaled = _scaled(product)
-    for inner in _multiples(erf.inputs[0]):
-        for outer in _multiples(other):
-            last, factor = (product, 1.0) if outer.factor == 0.5 else scaled  # one half is enough
-            if (inner.x, inner.axes) != (outer.x, outer.axes) or outer.factor * factor != 0.5:
-                continue
-            inner = inner._replace(factor=sign * inner.factor)
-            if not math.isclose(inner.factor, math.sqrt(0.5), rel_tol=CLOSE) or inner.x.dtype is None:
-                continue
-            shape = sizes(inner.x)
-            if shape is None or sizes(last.outputs[0]) != tuple(shape[axis] for axis in inner.axes):
-                continue  # a constant has more axes than x
-            return None if _is_fused(erf, inner.x, gate) else (inner, last)
+    gated = scaled[0].outputs[0]
+    other = product.inputs[1 if product.inputs[0] is gated else 0]
+    behind = _scaled(product)
+    for outer in _multiples(other):
+        half = outer.factor * scaled[1]
+        last, factor = (product, 1.0) if half == 0.5 else behind  # one half is enough
+        x, shape = outer.x, sizes(outer.x)
+        inner = _polynomial(bent.inputs[0], x)
+        if half * factor != 0.5 or inner is None or inner.axes != outer.axes or x.dtype is None or shape is None:
+            continue
+        factors, wanted = sign * inner.factors, NUMBERS[bent.op_type]
+        if factors.shape != np.shape(wanted) or not np.allclose(factors, wanted, rtol=CLOSE, atol=0):
+            continue
+        if sizes(last.outputs[0]) != tuple(shape[axis] for axis in outer.axes):
+            continue  # a constant has more axes than x
+        fused = _is_fused(bent, x, gate) and (bent.op_type == "Erf" or (gated is gate.outputs[0] and last is product))
+        return None if fused else _Gelu(x, outer.axes, factors.tolist(), last)
     return None
 
 
-def _is_fused(erf: ir.Node, x: ir.Value, gate: ir.Node) -> bool:
-    """Whether the erf is of x divided by a number, and 1 is added to it."""
-    quotient = made_by(erf.inputs[0], "Div")
-    return quotient is not None and quotient.inputs[0] is x and gate.op_type == "Add"
+def _is_fused(bent: ir.Node, x: ir.Value, gate: ir.Node) -> bool:
+    """Whether 1 is added to an erf of x divided by a number, or to a tanh of a number times x + a Pow(x, 3)."""
+    if gate.op_type != "Add" or any(rank_of(value) > 1 for value in gate.inputs if is_constant(value)):
+        return False
+    if bent.op_type == "Erf":
+        quotient = made_by(bent.inputs[0], "Div")
+        return quotient is not None and quotient.inputs[0] is x
+    added = made_by(_without_number(bent.inputs[0]), "Add")
+    cubes = [value for value in added.inputs if value is not x] if added is not None else []
+    power = made_by(_without_number(cubes[0]), "Pow") if len(cubes) == 1 else None
+    return power is not None and power.inputs[0] is x
 
 
-def _scaled(product: ir.Node) -> tuple[ir.Node, float]:
-    """The node that alone reads a product, if it multiplies it by a number, and that; the product's own if not."""
-    after = only_reader(product.outputs[0], "Mul", "Div")
-    number = _factor(after, product.outputs[0]) if after is not None else None
-    return (product, 1.0) if after is None or number is None else (after, number)
+def _without_number(value: ir.Value | None) -> ir.Value | None:
+    """What a Mul multiplies by a number."""
+    node = made_by(value, "Mul")
+    others = [each for each in node.inputs if scalar(each) is None] if node is not None else []
+    return others[0] if len(others) == 1 else None
+
+
+def _scaled(node: ir.Node) -> tuple[ir.Node, float]:
+    """The only reader of a node, if it multiplies by a number, and that number; the node itself if not."""
+    after = only_reader(node.outputs[0], "Mul", "Div")
+    number = _factor(after, node.outputs[0]) if after is not None else None
+    return (node, 1.0) if after is None or number is None else (after, number)
 
 
 def _factor(node: ir.Node, x: ir.Value | None) -> float | None:
@@ -127,4 +178,47 @@ def _multiples(value: ir.Value | None) -> list[_Multiple]:
     return found
 
 
-GELU = Rewrite("gelu", "0.5 x (1 + erf(x / sqrt(2))), or with erfc's 1 - erf, or with a product by 0.7071", apply)
+def _polynomial(value: ir.Value | None, x: ir.Value, depth: int = DEPTH) -> _Polynomial | None:
+    """A value as a sum of powers of x; None if it is anything else."""
+    if value is x:
+        return _Polynomial(tuple(range(rank_of(x))), np.array([0.0, 1.0]))
+    if (number := scalar(value)) is not None:
+        return _Polynomial(None, np.array([number]))
+    node = made_by(value, *ARITHMETIC, "Neg", "Pow", "Transpose")
+    parts = [_polynomial(each, x, depth - 1) for each in node.inputs] if node is not None and depth else []
+    known = [part for part in parts if part is not None]
+    if node is None or not known or len(known) < len(parts):
+        return None
+    orders = {part.axes for part in known if part.axes is not None}
+    if len(orders) != 1:
+        return None
+    (axes,) = orders
+    factors = _OPERATORS[node.op_type](*(part.factors for part in known))
+    if node.op_type == "Transpose":
+        axes = tuple(axes[axis] for axis in perm_of(node, len(axes)))
+    return _Polynomial(axes, np.trim_zeros(factors, "b")) if factors is not None and len(factors) <= DEGREES else None
+
+
+def _power(factors: Array, exponent: Array) -> Array | None:
+    whole = exponent.tolist() in ([2], [3])
+    return np.polynomial.polynomial.polypow(factors, int(exponent[0])) if whole else None
+
+
+DEGREES = 8
+"""Powers of x that a polynomial has at most."""
+_OPERATORS: dict[str, Callable[..., Array | None]] = {
+    "Add": np.polynomial.polynomial.polyadd,
+    "Sub": np.polynomial.polynomial.polysub,
+    "Mul": np.polynomial.polynomial.polymul,
+    "Div": lambda factors, by: factors / by if by.shape == (1,) and by[0] else None,
+    "Neg": np.negative,
+    "Pow": _power,
+    "Transpose": np.array,
+}
+
+GELU = Rewrite(
+    "gelu",
+    "0.5 x (1 + erf(x / sqrt(2))), or with erfc's 1 - erf, or with a product by 0.7071; 0.5 x (1 + tanh(0.798 (x + "
+    "0.0447 x^3)))",
+    apply,
+)

@@ -245,7 +245,7 @@ class _Lowering:
         step.done(step("Add", step("Mul", y, scale), shift))
 
     def _gelu(self, node: onnx.NodeProto) -> None:
-        """Write 0.5 x (1 + erf(x / sqrt 2)), or the tanh approximation."""
+        """Write 0.5 x (1 + erf(x / sqrt 2)), or the tanh approximation, in the forms that ONNX Runtime fuses."""
 
         attributes = attributes_of(node)
         step, x = _Steps(self, node), node.input[0]
@@ -253,10 +253,12 @@ class _Lowering:
             cube = step("Pow", x, step.number(3.0, x))
             inner = step("Add", x, step("Mul", cube, step.number(0.044715, x)))
             bent = step("Tanh", step("Mul", inner, step.number(sqrt(2 / pi), x)))
-        else:
-            bent = step("Erf", step("Div", x, step.number(sqrt(2), x)))
-        half = step("Mul", x, step("Add", bent, step.number(1.0, x)))
-        step.done(step("Mul", half, step.number(0.5, x)))
+            half = step("Mul", x, step.number(0.5, x))
+            step.done(step("Mul", half, step("Add", bent, step.number(1.0, x))))
+            return
+        bent = step("Erf", step("Div", x, step.number(sqrt(2), x)))
+        gated = step("Mul", x, step("Add", bent, step.number(1.0, x)))
+        step.done(step("Mul", gated, step.number(0.5, x)))
 
     def _is_all(self, name: str, value: float) -> bool:
         return name in self.known.constants and bool((self.value_of(name) == value).all())

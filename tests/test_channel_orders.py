@@ -142,7 +142,7 @@ TWO_VALUES = "s = Sin(x) p = Gather <axis = 1> (x, i0) u = Unsqueeze(p, one) z =
         (f"f = Gather <axis = 1> (x, order) z = Add(f, lines) {UNPADDED}", "Gather"),
         (f"{TWO_VALUES} {PADDED}", "Concat"),
         (f"f = Gather <axis = 2> (x, order) z = Mul(f, std) {PADDED}", "Gather"),
-        (f"e = Cos(x) l = Concat <axis = 1> (x, e) z = Gather <axis = 1> (l, order) {PADDED}", "Gather"),
+        (f"e = Cos(x) l = Concat <axis = 1> (x, e) s = Softmax(l) z = Gather <axis = 1> (s, order) {PADDED}", "Gather"),
     ],
     ids=["repeated", "a factor of 0", "a row each", "two values", "another axis", "few channels of many"],
 )

@@ -132,7 +132,7 @@ STAYS = {
     ),
     "a border of zeros": ([CONV, ("Pad", "c p", "z")], {}, integers(p=[0, 0, 1, 1, 0, 0, 1, 1])),
     "a sum with what is no layer": ([*TWO, ("Sin", "c", "e"), ("Add", "d e", "z")], {}, {}),
-    "a sum that is read twice": ([*TWO, ("Add", "c d", "e"), ("Add", "e e", "z")], {}, {}),
+    "a sum that is read twice": ([*TWO, ("Add", "c d", "z"), ("Sin", "z", "z2")], {}, {}),
     "a crop that is read elsewhere": (
         [CONV, ("Slice", "c lo hi ax", "z"), ("Sin", "z", "z2")],
         {},
@@ -314,3 +314,36 @@ def test_channels_are_gathered_from_a_layer_only_if_nothing_reads_all_of_it(whol
     normalize(model)
     move_before_views(model)
     assert ("Gather" in {node.op_type for node in model.graph}) != whole
+
+
+RIGHT = ("Conv", "t r", "e")
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ([("Split", "n s", "u t", {"axis": 1}), RIGHT, ("Conv", "u r", "d"), ("Mul", "d e", "y")], ["Mul", "Split"]),
+        ([("Slice", "n zero three one", "t"), (*RIGHT[:2], "y")], ["Slice"]),
+        ([("Gather", "n i", "t", {"axis": 1}), (*RIGHT[:2], "y")], ["Gather"]),
+    ],
+    ids=["split", "slice", "gather"],
+)
+def test_a_norm_passes_a_selection_of_channels_before_convolutions_of_several_pixels(rows, wanted):
+    weights = integers(s=[3, 3], zero=[0], three=[3], one=[1], i=[4, 0, 1])
+    weights |= {**norm(WIDTH), "r": normal(4, 3, 3, 3)}
+    convolutions = ["Conv"] * (1 + sum(row[0] == "Conv" for row in rows))
+    found = operators([CONV, ("Relu", "c", "z"), NORM, *rows], weights)
+    assert found == sorted([*convolutions, "Relu", *wanted])
+
+
+def test_a_norm_passes_a_sum_of_equal_terms():
+    rows = [*TWO, ("Add", "c d", "e"), ("Add", "e e", "z"), *END]
+    assert operators(rows, norm(WIDTH)) == ["Add", "Conv", "Conv", "Relu", "Sin"]
+
+
+def test_a_scale_of_parts_goes_into_every_padded_convolution_of_all():
+    rows = [CONV, ("Relu", "c", "z"), ("Mul", "z f", "a"), ("Sin", "x", "x2"), ("Conv", "x2 k2", "d", SAME)]
+    rows = [*rows, ("Relu", "d", "e"), ("Mul", "e f", "i"), ("Concat", "a i", "u", {"axis": 1})]
+    rows = [*rows, ("Conv", "u l", "p", SAME), ("Conv", "u r", "q", SAME), ("Mul", "p q", "y")]
+    weights = {"f": normal(WIDTH, 1, 1), "l": normal(4, 2 * WIDTH, 3, 3), "r": normal(4, 2 * WIDTH, 3, 3)}
+    assert operators(rows, weights) == ["Concat", *["Conv"] * 4, "Mul", "Relu", "Relu", "Sin"]

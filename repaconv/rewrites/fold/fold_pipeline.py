@@ -63,7 +63,7 @@ def without(names: Collection[str]) -> tuple[Rewrite, ...]:
 
 BEFORE_AFFINE = (BEFORE_UPSAMPLING, JOIN, CHOOSE)
 """Rewrites after which ``affine`` runs again, since they bring linear operators next to each other."""
-FOLDS: tuple[Rewrite, ...] = (
+FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has moved next to a convolution
     WEIGHTS,
     SHAPES,
     EINSUM,
@@ -75,8 +75,8 @@ FOLDS: tuple[Rewrite, ...] = (
     CONVOLUTION,
     UNSTACK,
     AFFINE,
-    _then(BEFORE_UPSAMPLING, CONVOLUTION, AFFINE),
-    *(_then(fold, AFFINE) for fold in (JOIN, CHOOSE)),
+    *(_then(fold, AFFINE) for fold in BEFORE_AFFINE),
+    CONVOLUTION,
     READ_TOKENS,
     POOL_PADDING,
     POOLS_IN_SERIES,

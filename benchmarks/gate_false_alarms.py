@@ -63,7 +63,7 @@ def run(number: int) -> tuple[str, list[str]]:
 
 def main() -> None:
     """Run, count and print; write the result where asked."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--runs", type=int, default=1000)
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()

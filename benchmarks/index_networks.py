@@ -135,7 +135,7 @@ def _classifier(module: torch.nn.Module, found: dict[str, tuple[int, ...]], buil
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("-o", type=Path, default=INDEX)
     out = options.parse_args().o
     groups: dict[tuple[str, ...], dict[Any, list[str]]] = defaultdict(lambda: defaultdict(list))

@@ -8,6 +8,7 @@ that imports nothing else, the least of five.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from importlib.metadata import Distribution, distributions
@@ -33,6 +34,7 @@ def import_s(module: str) -> float:
 
 def main() -> None:
     """Print the table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sizes = {package.name.lower(): size_mb(package) for package in distributions()}
     large = sorted((name for name in sizes if sizes[name] >= SMALL_MB), key=lambda name: -sizes[name])
     print("| package | MB | import, s |\n|---|---|---|")

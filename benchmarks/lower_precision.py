@@ -97,7 +97,7 @@ def speed(method: str, size: str, beside: dict[str, Any], rounds: int) -> dict[s
 
 def main() -> None:
     """Measure and print; write the result where asked."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=40)
     options.add_argument("--only", choices=("agreement", "speed"))
     options.add_argument("-o", "--out", type=Path)

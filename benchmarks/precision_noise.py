@@ -143,7 +143,7 @@ def rows_of(net: Net) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Measure and print; write the result where asked."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()
     out = given.out.resolve() if given.out else None

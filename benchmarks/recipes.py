@@ -1,6 +1,6 @@
 """Run the recipes that come along, as far as their weights can be made here.
 
-    python benchmarks/recipes.py [RECIPE...]
+    python benchmarks/recipes.py [RECIPE ...]      # repavit/digits is recipes/repavit/digits.toml
 
 Trained networks run as they lie. Of each method the smallest network of a paper gets seeded weights, as do a network of
 timm and a folder of transformers where these are installed: what is proved of them is the fold, no accuracy.
@@ -8,6 +8,7 @@ timm and a folder of transformers where these are installed: what is proved of t
 
 from __future__ import annotations
 
+import argparse
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,7 +78,9 @@ def _transformers() -> list[str]:
 
 def main() -> int:
     """Run them; the worst exit code, where an inconclusive measurement is none."""
-    names = sys.argv[1:] or [*(f"{method}/digits" for method in models.METHODS), *seeded()]
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("recipes", nargs="*", help="all for which there are weights, if left out")
+    names = options.parse_args().recipes or [*(f"{method}/digits" for method in models.METHODS), *seeded()]
     worst = 0
     for name in names:
         done = repaconv.run(RECIPES / f"{name}.toml", progress=lambda what, *_: print(f"  {what}", file=sys.stderr))

@@ -78,7 +78,7 @@ def forms(arch: str) -> dict[str, nn.Module]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--arch", default="s12", choices=ARCHS)
     options.add_argument("--rounds", type=int, default=60)
     options.add_argument("-o", "--out", type=Path)

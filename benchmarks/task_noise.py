@@ -145,7 +145,7 @@ def networks(kind: str, folder: Path, seeds: list[int], steps: int) -> Iterator[
 
 def main() -> None:
     """All networks; each row is printed when it is known."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("folder", type=Path)
     options.add_argument("--kinds", nargs="*", default=list(KINDS))
     options.add_argument("--seeds", type=int, nargs="*", default=[1, 2])

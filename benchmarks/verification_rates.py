@@ -171,7 +171,7 @@ def ratios(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--networks", type=int, default=1000)
     options.add_argument("--kind", choices=KINDS)
     options.add_argument("-o", "--out", type=Path)

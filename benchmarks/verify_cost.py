@@ -89,7 +89,7 @@ def resident(run: Path, count: int) -> int:
 
 def main() -> None:
     """Measure and print; write the result where asked."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()

@@ -6,6 +6,7 @@ A Python with torch and NumPy alone, no network, pieces one at a time; what need
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -32,8 +33,12 @@ def bare(folder: Path, python: str) -> Path:
 
 def main() -> None:
     """Make it, bring it piece by piece, run it, and hold what it says to what it may say here."""
-    folder = Path(sys.argv[1]).resolve()
-    python = bare(folder, sys.argv[2] if len(sys.argv) > 2 else sys.executable)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("folder", type=Path)
+    options.add_argument("python", nargs="?", default=sys.executable, help="that of the bare machine")
+    given = options.parse_args()
+    folder = given.folder.resolve()
+    python = bare(folder, given.python)
     told = subprocess.run([str(python), "-c", VERSION], check=True, capture_output=True, text=True)
     known = kit.make(folder / "kit", told.stdout.strip())
     arrived, work, out = folder / "arrived", folder / "work", folder / "result.json"

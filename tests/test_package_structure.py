@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 
@@ -57,6 +58,24 @@ def test_benchmarks_and_other_scripts_import_only_names_that_exist():
         and not (module in structure.modules() and hasattr(importlib.import_module(module), name))
     ]
     assert not missing, missing
+
+
+def test_help_of_a_script_is_its_docstring_and_does_nothing_else():
+    """A script that reads no options takes `--help` for a run: it trains networks, or replaces a committed result."""
+    benchmarks, tests = structure.ROOT / "benchmarks", structure.ROOT / "tests"
+    by_hand = [tests / name for name in ("arm.py", "docker_steps.py", "golden.py", "gpu_bare.py")]
+    scripts = {*benchmarks.rglob("*.py"), *(tests / "torture").glob("*.py"), *by_hand}
+    started_by_scripts = {benchmarks / "gpu/steps.py", benchmarks / "peers/by_nncf.py"}
+    silent = [
+        path.name
+        for path in sorted(scripts - started_by_scripts - {benchmarks / "task_zoo.py"})  # which parses as zoo.py does
+        if '\nif __name__ == "__main__":' in (text := path.read_text())
+        and not re.search(
+            r"ArgumentParser\([^)]*description=\w+, formatter_class=\S*RawDescriptionHelpFormatter\s*\)", text
+        )
+    ]
+    assert len(scripts) > 80
+    assert not silent, silent
 
 
 def test_help_and_version_import_nothing_heavy():

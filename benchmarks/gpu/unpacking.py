@@ -104,7 +104,9 @@ def lacks(kit):
 
 def main():
     """See the module's words."""
-    parser = argparse.ArgumentParser(prog="gpu.sh", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pieces", type=Path, action="append", help="folders of pieces; beside gpu.sh if left out")
     parser.add_argument("--work", type=Path, default=Path("/tmp/repaconv-gpu"))
     parser.add_argument("--take", action="store_true", help="take pieces, and do no more")

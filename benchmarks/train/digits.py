@@ -8,6 +8,7 @@ Their 17 shades become 0..255, Pillow enlarges them to 24 x 24, mean and standar
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -80,6 +81,7 @@ def facts() -> dict[str, object]:
 
 def main() -> None:
     """Write what is verified on, and what int8 ranges are measured on."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     train, held = load()
     few = Digits(train.images[:CALIBRATION], train.labels[:CALIBRATION])
     for path, (images, labels) in ((HELD, held), (FEW, few)):

@@ -251,7 +251,7 @@ def trained(kind: str, data: Examples, *, steps: int, seed: int, batch: int = BA
 
 def main() -> None:
     """Train all."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("-o", dest="folder", type=Path, default=Path())
     options.add_argument("--steps", type=int, default=600)
     options.add_argument("--count", type=int, default=2000)

@@ -260,7 +260,7 @@ def write_data(folder: Path, seed: int, *, calibration: int = CALIBRATION, held_
 
 def main() -> None:
     """Train both."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("-o", dest="folder", type=Path, default=Path())
     options.add_argument("--steps", type=int, default=1500)
     options.add_argument("--count", type=int, default=4000)

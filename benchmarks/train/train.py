@@ -46,7 +46,7 @@ def halved(saved: Any) -> Any:
 
 def main() -> None:
     """Train, save, say how it went."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--method", choices=METHODS, action="append")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("-o", "--out", type=Path, default=FOLDER)

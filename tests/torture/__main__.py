@@ -1,7 +1,9 @@
-"""``PYTHONPATH=tests python -m torture FOLDER``: every batch that is not there yet, then the result and its page.
+"""Hostile and damaged input, batch by batch; then `benchmarks/results/torture.json` and docs/torture.md.
 
-It may be broken off at any moment and goes on from there. ``--only WORD`` takes the batches whose names have the word;
-``--batches N`` stops after so many.
+    PYTHONPATH=tests python -m torture FOLDER [--only WORD] [--batches N]
+
+Batches that are in the folder are not run again: an interrupted run resumes. The result and its page are written once
+all batches are there.
 """
 
 from __future__ import annotations
@@ -42,6 +44,11 @@ def batches() -> dict[str, Callable[[], Iterable[Case]]]:
     return found
 
 
+def missing(folder: Path) -> dict[str, Callable[[], Iterable[Case]]]:
+    """The batches whose results are not in the folder."""
+    return {name: cases for name, cases in batches().items() if not (folder / f"{name}.json").is_file()}
+
+
 def run(name: str, cases: list[Case], at: Path) -> None:
     """One batch, and what became of it."""
     counts: Counter[tuple[str, str]] = Counter()
@@ -60,20 +67,22 @@ def run(name: str, cases: list[Case], at: Path) -> None:
 
 def main() -> int:
     """Exit 1 if there is a fault."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--batches", type=int, default=1 << 30)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the results of batches")
+    parser.add_argument("--only", metavar="WORD", default="", help="batches whose names contain this")
+    parser.add_argument("--batches", type=int, default=1 << 30, help="stop after this many")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     warm.up()
-    left = {name: cases for name, cases in batches().items() if asked.only in name}
-    left = {name: cases for name, cases in left.items() if not (asked.folder / f"{name}.json").is_file()}
-    for name, cases in list(left.items())[: asked.batches]:
+    left = missing(asked.folder)
+    for name, cases in [each for each in left.items() if asked.only in each[0]][: asked.batches]:
         run(name, list(cases()), (asked.folder / f"{name}.json").absolute())
     found = collated(asked.folder)
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
-    PAGE.write_text(written(found))
+    if left := missing(asked.folder):
+        sys.stdout.write(f"{len(left)} batches are missing: the page is not written\n")
+    else:
+        RESULT.write_text(json.dumps(found, indent=1) + "\n")
+        PAGE.write_text(written(found))
     return 1 if found["faults"] else 0
 
 

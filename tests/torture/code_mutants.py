@@ -1,14 +1,17 @@
 """Mutants of another making: swapped arguments, negated conditions, numbers off by one and dropped terms, in all code
 that folds, rewrites, reads or exports a network. Does any pass while its graph computes something else?
 
-``PYTHONPATH=tests python -m torture.code_mutants FOLDER [COUNT [SEED [OPERATOR ...]]]``: each mutant is tried on four
-networks that run its line (`torture.code_networks`), by the chain as it runs for everybody. Everything that was written
-is then compared with the original network by code without the change, in another process, on other inputs. The mutants
-are drawn by the seed alone, as many of each folder and operator. It may be interrupted, and resumes.
+    PYTHONPATH=tests:benchmarks python -m torture.code_mutants FOLDER [--count 100] [--seed 42] [--operators NAME ...]
+
+Each mutant is tried on four networks that run its line (`torture.code_networks`), by the chain as every user runs it.
+Everything that was written is then compared with the original network by code without the change, in another process,
+on other inputs. The mutants are drawn by the seed alone, as many of each folder and operator. It may be interrupted,
+and resumes.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import os
@@ -202,12 +205,22 @@ def warm() -> None:
     del onnx, onnx_ir, onnxruntime, onnxsim, pydantic, rich
 
 
-def main(at: Path, count: int, seed: int, operators: list[str]) -> None:
+def main() -> None:
     """Try so many, and write the result."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("folder", type=Path, help="the networks, and what was tried")
+    options.add_argument("--count", type=int, default=100, help="mutants [default: 100]")
+    options.add_argument("--seed", type=int, default=42)
+    options.add_argument("--operators", nargs="+", choices=code_changes.OPERATORS, default=code_changes.OPERATORS)
+    options.add_argument(
+        "-o", "--out", type=Path, default=RESULT, help="[default: benchmarks/results/code_mutants.json]"
+    )
+    given = options.parse_args()
+    at, count, seed = given.folder, given.count, given.seed
     at.mkdir(parents=True, exist_ok=True)
     warm()
     known = prepared(at)
-    order = mutants(known, seed, operators or code_changes.OPERATORS)
+    order = mutants(known, seed, given.operators)
     sys.stdout.write(f"{len(known)} networks, {len(order)} mutants\n")
     done = at / f"done-{seed}.jsonl"
     rows = [json.loads(line) for line in done.read_text().splitlines()] if done.is_file() else []
@@ -229,10 +242,8 @@ def main(at: Path, count: int, seed: int, operators: list[str]) -> None:
     rows.sort(key=lambda row: places[row["file"], row["number"]])
     off = max(net["off"] for net in known.values())
     found = {"seed": seed, "networks": len(known), "sound": off, "mutants": rows}
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    given.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    numbers = [int(number) for number in sys.argv[2:4]]
-    count, seed = (*numbers, *(100, 42)[len(numbers) :])
-    main(Path(sys.argv[1]), count, seed, sys.argv[4:])
+    main()

@@ -1,13 +1,16 @@
 """Mistakes of our own, planted into the folds while they run: does the proof that each fold brings catch them?
 
-``PYTHONPATH=tests python -m torture.planted FOLDER [COUNT]``: one small change in one function (a sign, an operator, a
+    PYTHONPATH=tests python -m torture.planted FOLDER [--count 300] [-o result.json]
+
+One small change in one function (a sign, an operator, a
 term, an index, a comparison), then folds of small networks that run that very line, and their exports. No test looks at
 what comes of it: only the chain itself, as it runs for everybody. What it lets through is then held against the network
-by code without the change. It may be broken off, and goes on from there.
+by code without the change. An interrupted run resumes from the folder.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import json
@@ -28,7 +31,7 @@ import torch
 
 import repaconv
 from repaconv.core.errors import GateFailed, RepaconvError
-from torture import graphs, warm
+from torture import graphs, page, warm
 from torture.children import in_a_child
 from torture.nets import net
 
@@ -38,7 +41,7 @@ STRATA = (("algebra", "methods"), ("rewrites",), ("graph", "onnx_export"))
 """The papers' algebra, what rewrites a graph, and what sees one (shapes, indexing, attention) or writes it."""
 NETWORKS = 4
 """On so many networks that run its line a mistake is tried."""
-RESULT = HOUSE.parent / "benchmarks" / "results" / "planted.json"
+RESULT = page.PLANTED
 CHECKPOINTS = ("repavit-mixer", "riformer", "dwconv", "nondeep", "repvgg", "pyra")
 GRAPHS = {
     "convolution": graphs.convolution,
@@ -257,7 +260,13 @@ def _room(mutant: Mutant) -> str:
     return mutant.file.split("/")[0]
 
 
-def main(at: Path, count: int) -> None:
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("folder", type=Path, help="what was traced and tried")
+    options.add_argument("--count", type=int, default=300, help="mutants [default: 300]")
+    options.add_argument("-o", "--out", type=Path, default=RESULT, help="[default: benchmarks/results/planted.json]")
+    given = options.parse_args()
+    at, count = given.folder, given.count
     at.mkdir(parents=True, exist_ok=True)
     warm.up()
     for name in CHECKPOINTS:
@@ -289,8 +298,10 @@ def main(at: Path, count: int) -> None:
             sys.stdout.write(f"{mutant.file}:{mutant.line} {mutant.was} -> {mutant.becomes}: {told}\n")
         sys.stdout.flush()
     sys.stdout.write(f"{dict(Counter(row['ended'] for row in rows))}\n")
-    RESULT.write_text(json.dumps(rows, indent=1) + "\n")
+    given.out.write_text(json.dumps(rows, indent=1) + "\n")
+    if given.out == RESULT:
+        page.PAGE.write_text(page.written(json.loads(page.RESULT.read_text())))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 300)
+    main()

@@ -128,6 +128,31 @@ def test_the_commands_of_the_yolo_page_run_on_a_small_detector(repaconv):
         assert code in ((0, 5) if command[0] == "bench" else (0,)), (command, err)
 
 
+def test_commands_and_options_that_pages_templates_and_examples_name_exist():
+    """Also where no test runs them: in sentences, tables, CI templates and commands for boards."""
+    from typer.main import get_command
+
+    from repaconv.cli.main import app
+
+    known = {
+        name: {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
+        for name, command in get_command(app).commands.items()
+    }
+    templates = [path for folder in (".github", "docker", "examples") for path in (ROOT / folder).rglob("*")]
+    pages = {*PAGES, ROOT / "Makefile", ROOT / ".pre-commit-hooks.yaml", *filter(Path.is_file, templates)}
+    found, wrong = 0, []
+    for page in sorted(page for page in pages if "__pycache__" not in page.parts):
+        text = page.read_text().replace("\\\n", " ")
+        named = re.findall(r"repaconv +([a-z][a-z-]+)((?: [^`\n|;&#]*)?)", text)
+        named += [(name, options) for name, options in re.findall(r"`([a-z-]+)( --[^`\n]*)`", text) if name in known]
+        for name, options in named:
+            used = re.findall(r"(?<= )--?[a-z][a-z0-9-]*", options) if name in known else []
+            found += len(used)
+            wrong += [f"{name_of(page)}: {name} {option}" for option in used if option not in known[name]]
+    assert found > 300
+    assert not wrong, wrong
+
+
 def test_a_page_that_exports_verifies_afterwards():
     for page in PAGES:
         for block in [*blocks(page, "sh"), *blocks(page, "console")]:

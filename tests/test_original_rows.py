@@ -95,3 +95,20 @@ def test_each_batch_size_is_a_row_of_its_own(network, tmp_path, monkeypatch, cap
         torch.set_num_threads(before)
     assert asked == [(8, 2, "small-b8-t2", False)]
     assert "small: prepared" in capsys.readouterr().out
+
+
+def test_rows_go_into_the_file_that_was_named_and_no_page_is_written(network, tmp_path, monkeypatch):
+    committed, page_before = peers.ORIGINALS.read_bytes(), (peers.ROOT / "docs/peers.md").read_bytes()
+    recorded = json.loads(committed.splitlines()[0])
+    monkeypatch.setattr(peers, "NETWORKS", (network,))
+    monkeypatch.setattr(peers, "WORK", tmp_path)
+    monkeypatch.setattr(original_row, "measured_exact", lambda *_, **__: recorded)
+    monkeypatch.setattr(sys, "argv", ["peers", "--originals", "-o", str(tmp_path / "new" / "rows.jsonl")])
+    before = torch.get_num_threads()
+    try:
+        peers.main()
+    finally:
+        torch.set_num_threads(before)
+    assert peers.kept(tmp_path / "new" / "rows.jsonl") == [recorded]
+    assert peers.ORIGINALS.read_bytes() == committed
+    assert (peers.ROOT / "docs/peers.md").read_bytes() == page_before

@@ -88,7 +88,7 @@ def originals(given: argparse.Namespace) -> None:
     begun, place = time.monotonic(), Place(given.batch, given.threads, given.rounds, given.budget, given.openings)
     kind, here = "int8" if given.int8 else "fp32", machine_key(fingerprint(()))
     for network in [each for each in NETWORKS if not given.rows or each.name in given.rows]:
-        known = {page.key(found): found for found in kept(ORIGINALS)}
+        known = {page.key(found): found for found in kept(given.out)}
         places = (here, network.name, place.batch, place.threads)
         exact = known.get((*places, "fp32"))
         late = given.seconds is not None and time.monotonic() - begun > given.seconds
@@ -106,7 +106,8 @@ def originals(given: argparse.Namespace) -> None:
             found = original_row.measured_lower(network, place, work)
         else:
             found = original_row.measured_exact(network, place, work, compiled=given.compile)
-        with ORIGINALS.open("a") as lines:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        with given.out.open("a") as lines:
             lines.write(json.dumps(found) + "\n")
         print(page.told(found), flush=True)
 
@@ -133,16 +134,23 @@ def main() -> None:
     options.add_argument("--int8", action="store_true", help="of those, lower precision")
     options.add_argument("--compile", action="store_true", help="of those, with torch.compile, which takes minutes")
     options.add_argument("--prepare", action="store_true", help="of those, only what is not timed")
-    options.add_argument("-o", "--out", type=Path, default=RESULT)
+    options.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        help="rows go there, and no page is written [default: benchmarks/results/*_peers.jsonl]",
+    )
     given = options.parse_args()
+    writes_page = given.out is None and not given.prepare
+    given.out = given.out or (ORIGINALS if given.originals else RESULT)
     if given.list:
         print("\n".join(net.name for net in (NETWORKS if given.originals else NETS)))
         return
     if not given.page:
         torch.set_num_threads(given.threads)
         (originals if given.originals else measured)(given)
-    if given.out == RESULT and not given.prepare:
-        (ROOT / "docs/peers.md").write_text(page.written(kept(given.out), kept(ORIGINALS)))
+    if writes_page:
+        (ROOT / "docs/peers.md").write_text(page.written(kept(RESULT), kept(ORIGINALS)))
 
 
 if __name__ == "__main__":

@@ -565,6 +565,28 @@ def test_the_steps_of_the_action_pass_what_is_sound(tmp_path):
     assert (code, given_out, "sound.toml" in summary) == (0, {"exit-code": "0"}, True)
 
 
+def test_a_job_of_gitlab_keeps_what_its_gate_writes(repaconv):
+    """The command of each page's job on a recipe in recipes/, and the paths of its artifacts and its cache."""
+    sound = recipe(Path("recipes"), "[export]\nsimplify = false\nbatch = 1\n", name="sound")
+    sound.write_text(sound.read_text().replace('out = "sound-run"\n', ""))
+    for page in ("docs/how-to/ci.md", "docs/tutorials/ci-gate.md"):
+        (text,) = re.findall(r"```yaml\n(gate:\n.*?)```", (HERE.parent / page).read_text(), re.S)
+        job = yaml.safe_load(text)["gate"]
+        _, gate = job["script"]
+        program, *words = gate.replace("recipes/*.toml", str(sound)).split()
+        assert program == "repaconv"
+        code, out, _ = repaconv(*words)
+        assert code == 0, out
+        artifacts = job["artifacts"]
+        kept = [
+            *artifacts.get("reports", {}).values(),
+            *artifacts.get("paths", ()),
+            *job.get("cache", {}).get("paths", ()),
+        ]
+        assert kept
+        assert all((at := Path(place)).is_file() or (at / "sound" / "fold.json").is_file() for place in kept), kept
+
+
 def test_the_hook_gates_the_recipes_that_a_commit_changes(tmp_path, monkeypatch):
     """What pre-commit does with it: the entry, split as a shell would, and the files that the pattern finds."""
     (hook,) = yaml.safe_load((HERE.parent / ".pre-commit-hooks.yaml").read_text())

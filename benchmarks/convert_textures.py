@@ -221,7 +221,7 @@ def main() -> None:
     """Measure what is not measured of this network yet, row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=ROOT / "build/curve", help="the network, its images and runs")
-    parser.add_argument("--quick", action="store_true", help="too little of everything, into the folder alone")
+    parser.add_argument("--quick", action="store_true", help="too little of everything, into a folder WORK-quick alone")
     parser.add_argument("--only", nargs="*", help="ways whose names begin so")
     given = parser.parse_args()
     work = given.work.with_name(f"{given.work.name}-quick") if given.quick else given.work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -918,3 +919,34 @@ def test_the_page_has_the_limits_of_the_code():
         if metric.limits
     )
     assert rows in (SHAPES.parents[2] / "docs" / "tasks.md").read_text(), rows
+
+
+def test_the_page_has_the_rows_of_the_experiment_and_these_have_the_verdicts_of_todays_limits():
+    """`make bench-task-noise`: what it measured stays, and a limit that moves changes what became of it."""
+    kinds = {"detector": "detect", "segmenter": "segment", "upscaler": "restore", "depth": "depth"}
+    kinds |= {"heatmaps": "keypoints", "poser": "keypoints", "embedder": "embed", "recognizer": "recognize"}
+    titles = {"upscaler": "super-resolution", "poser": "poses", "embedder": "embeddings", "recognizer": "text"}
+    known, lines = {}, (SHAPES.parents[1] / "results" / "task_noise.jsonl").read_text().splitlines()
+    for row in map(json.loads, lines):
+        kind, _, trained = row["net"].partition(", ")
+        low = row["type"].partition(",")[0].replace("fp32", "fp16")
+        limits = {
+            each.name: (each.unit, each.limits[low])
+            for each in TASKS[kinds[kind]].metrics
+            if each.name in row and each.limits
+        }
+        within = [
+            row[name] <= limit if unit == "error" else row[name] >= limit for name, (unit, limit) in limits.items()
+        ]
+        assert row["by task"] == ("passed" if all(within) else "failed"), row
+        if trained == "trained":
+            change = row["way"].replace("sound", "none")
+            numbers = f"{row['cosine']:.4f}, {row['norm_error']:.1%}", row["by numbers"]
+            metrics = {f"{row[name]:.1f} dB" if limits[name][0] == "dB" else f"{row[name]:.1%}" for name in limits}
+            known[titles.get(kind, kind), row["type"].upper(), change] = (*numbers, metrics, row["by task"])
+    page = (SHAPES.parents[2] / "docs" / "tasks.md").read_text().replace("INT8, symmetric", "INT8, SYMMETRIC")
+    shown = re.findall(r"^\| ([^|]+) \| (FP16|BF16|INT8|INT8, SYMMETRIC) \| ([^|]+) \| (.*) \|$", page, flags=re.M)
+    assert len(shown) > 60
+    for network, precision, change, rest in shown:
+        *numbers, metrics, verdict = rest.split(" | ")
+        assert (*numbers, set(metrics.split(", ")), verdict) == known[network, precision, change]

@@ -86,7 +86,7 @@ def ways(after: int) -> tuple[Way, ...]:
         for kind, several in counts.items()
         for count in several
     ]
-    merging = ("4,4,4,4,4,0", "8,8,8,8,8,0", "11,11,11,11,11,0", "16,12,9,0,0,0", "24,16,8,0,0,0", "32,16,8,0,0,0")
+    merging = ("4,4,4,4,4,0", "8,8,8,8,8,0", "11,11,11,11,10,0", "16,12,9,0,0,0", "24,16,8,0,0,0", "32,16,8,0,0,0")
     merged = [Way(f"ToMe, {text}", "ToMe", {"method": "pyra", "schedule": text}) for text in merging]
     behind = {1: "0,24,16,8,0,0", 2: "0,0,32,16,0,0", 3: "0,0,0,32,0,0"}
     replaced += [

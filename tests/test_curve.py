@@ -11,6 +11,8 @@ import torch
 from convert_textures_page import MARK, NONE, RESULT, newest, points, precisions, section, title
 from torch import nn
 
+from repaconv.backbones.vit import ViTConfig
+from repaconv.methods.pyra.merging_schedules import require_possible_schedule
 from repaconv.results import Drift, Link, Location, Metrics, Tolerance
 from repaconv.stages.report.tradeoff_plots import Point, curve_svg, pareto
 from repaconv.verification.drift_plot import drift_svg
@@ -70,6 +72,20 @@ def test_what_no_other_beats_is_joined_and_named_and_what_was_taken_is_ringed():
     assert set(re.findall(r">(exact|fast|alike|beaten)<", picture)) == {"exact", "fast", "alike"}
     assert picture.count('class="taken"') == 1
     assert curve_svg(all_of_them[:1], "accuracy") == ""
+
+
+def test_every_conversion_of_the_curve_merges_tokens_that_there_are(monkeypatch):
+    """The network has 64 patches and a class token."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/train"))
+    import textures
+    from convert_textures import ways
+    from vit_textures import PATCH
+
+    sizes = vars(ViTConfig((textures.SIDE, textures.SIDE), PATCH, 192, textures.CLASSES, ()))
+    schedules = [way.asked["schedule"] for way in ways(1) if "schedule" in way.asked]
+    assert len(schedules) > 15
+    for schedule in schedules:
+        require_possible_schedule(tuple(map(int, schedule.split(","))), sizes)
 
 
 def test_a_training_that_was_broken_off_goes_on_to_the_same_bits(tmp_path, monkeypatch):

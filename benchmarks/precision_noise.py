@@ -53,11 +53,11 @@ BATCH = 8
 
 
 class Net(NamedTuple):
-    """A float32 graph, the images that calibrate and those that judge, in batches."""
+    """A float32 graph, the inputs by name that calibrate it and the images that judge it, in batches."""
 
     name: str
     model: onnx.ModelProto
-    calibrating: list[Any]
+    calibrating: list[dict[str, Any]]
     judging: list[Any]
 
 
@@ -81,8 +81,8 @@ def _net(name: str, path: Path, settings: dict[str, str], calibrating: Inputs | 
     model = onnx.load(Path("run") / made.payload.path)
     shape = (model.graph.input[0].type.tensor_type.shape.dim[1].dim_value, *folded.image_size)
     given = [calibrating or random_inputs(shape, count=32, seed=1), judging or random_inputs(shape, count=256, seed=2)]
-    whole = [[piece.images for piece in each.batches(BATCH) if len(piece.images) == BATCH] for each in given]
-    return Net(name, model, whole[0], whole[1])
+    ranges, judged = ([part.images for part in each.batches(BATCH) if len(part.images) == BATCH] for each in given)
+    return Net(name, model, [{model.graph.input[0].name: images} for images in ranges], judged)
 
 
 def half_the_bits(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -18,6 +18,7 @@ from test_build import RTX, order
 from test_locate import graph, net
 
 import repaconv as rc
+from repaconv import models
 from repaconv.benchmark.cpu_isa_level import int8_saturates
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, UsageProblem
@@ -54,7 +55,7 @@ from repaconv.stages.shared.lower_precision import int8_for, largest_values, loa
 from repaconv.stages.tune.search import sensitivities
 from repaconv.stages.verify.verification_chain import CLIPPED_NOTE
 from repaconv.verification.comparison import judge
-from repaconv.verification.input_batches import random_inputs
+from repaconv.verification.input_batches import npz_inputs, random_inputs
 from repaconv.verification.model_runners import Images, decides, image_model, load_onnx
 from repaconv.verification.tolerances import tolerance
 
@@ -812,3 +813,17 @@ def test_unusual_graphs_are_valid_in_lower_precision(name, precision):
     onnx.checker.check_model(low, full_check=True)
     feeds = {"x": random(4, 4)} | ({"c": np.array(True)} if name == "branches" else {})
     assert relative_error(runnable(low, precision), model, **feeds) < 0.02
+
+
+def test_the_experiment_on_which_the_limits_rest_runs():
+    """`make bench-noise` on one of its networks: sound graphs of each precision, and broken INT8."""
+    import precision_noise
+
+    np.savez("few.npz", input=np.load(models.HELD_OUT)["input"][:16])
+    images = npz_inputs(Path("few.npz"))
+    net = precision_noise._net("repavit, trained", models.checkpoint("repavit"), {}, images, images)
+    rows = {(row["precision"], row["way"]): row for row in precision_noise.rows_of(net)}
+    assert len(rows) == 8
+    assert all(row["images"] == 16 for row in rows.values())
+    assert rows["fp16", "sound"]["norm_error"] < rows["int8", "sound"]["norm_error"]
+    assert rows["int8", "sound"]["norm_error"] < rows["int8", "half the bits"]["norm_error"]

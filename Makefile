@@ -7,7 +7,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-quick test-lowest test-slow release-check dist golden golden-write lint arm docker-steps torture mutants code-mutants train clean
-.PHONY: recipes bench-throughput bench-blocks bench-slow-kernels bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-fold bench-forms bench-gate bench-hand bench-noise bench-originals bench-task-noise bench-power bench-precision bench-profile bench-roofline bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
+.PHONY: recipes bench-throughput bench-blocks bench-slow-kernels bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-family bench-fold bench-forms bench-gate bench-hand bench-noise bench-originals bench-task-noise bench-power bench-precision bench-profile bench-roofline bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed

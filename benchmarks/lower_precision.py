@@ -5,7 +5,8 @@
 Agreement: the five models that benchmarks/train made, folded; int8 under ONNX Runtime, its ranges measured on images of
 the training split, and bfloat16 under OpenVINO, both against the float64 training form on the 500 images held out.
 Speed: folded nets of ViT-B's shape with seeded weights, 224 pixels, batch 1, one thread, each pair interleaved by
-bench: int8 against float32 under ONNX Runtime, and OpenVINO's bfloat16 against float32 under both.
+bench: int8 against float32 under ONNX Runtime, and OpenVINO's bfloat16 against float32 under both. Rows have bfloat16
+on CPUs that compute in it (AVX512-BF16, AMX).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 
 import repaconv
 from repaconv import models
+from repaconv.benchmark.cpu_isa_level import isa_level
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.core import plugins
 from repaconv.core.files import canonical_json
@@ -39,6 +41,7 @@ SKIPPED = {
     "riformer": "no vision transformer",
 }
 OPENVINO = "x86-64-openvino"
+HAS_BF16 = isa_level("x86_64") in ("avx512-bf16", "amx")
 
 
 def agreement(method: str) -> dict[str, Any]:
@@ -47,14 +50,16 @@ def agreement(method: str) -> dict[str, Any]:
     repaconv.fold(TRAINED / f"{method}.pth", out=run)
     repaconv.export(run)
     low = repaconv.export(run, precision="int8", inputs=TRAINED / "calibration.npz")
-    repaconv.export(run, target=OPENVINO)
-    repaconv.build(run, target=OPENVINO, precision="bf16")
-    engine = run / "build" / f"{OPENVINO}.bf16.blob"
+    compared, engine = {"fp32": "onnx", "int8": "int8"}, None
+    if HAS_BF16:
+        repaconv.export(run, target=OPENVINO)
+        repaconv.build(run, target=OPENVINO, precision="bf16")
+        compared, engine = compared | {"bf16": "engine"}, run / "build" / f"{OPENVINO}.bf16.blob"
     verified = repaconv.verify(run, inputs=TRAINED / "digits.npz", engine=engine)
     links = {link.name: link for link in verified.links if not link.variant.startswith(OPENVINO)}
     row: dict[str, Any] = {"method": method, "verdict": verified.verdict}
     row["int8_in_float32"] = len(low.unquantized_layers)
-    for name, link in (("fp32", links["onnx"]), ("int8", links["int8"]), ("bf16", links["engine"])):
+    for name, link in ((name, links[link]) for name, link in compared.items()):
         assert link.metrics is not None
         assert link.accuracy is not None
         row["accuracy_trained"] = link.accuracy.reference
@@ -75,15 +80,14 @@ def speed(method: str, size: str, beside: dict[str, Any], rounds: int) -> dict[s
     low = repaconv.export(run, batch=1, precision="int8")
     row: dict[str, Any] = {"model": f"{method} {size}", "int8_in_float32": len(low.unquantized_layers)}
     plain, blob = run / "model.b1.onnx", run / "build" / f"{OPENVINO}.b1.blob"
-    repaconv.export(run, batch=1, target=OPENVINO)  # in the form that is fastest there
-    for precision in ("fp32", "bf16"):
-        repaconv.build(run, target=OPENVINO, precision=precision)
     bf16 = blob.with_name(f"{OPENVINO}.bf16.b1.blob")
-    for name, subject, against in (
-        ("int8 to fp32, ONNX Runtime", run / "model.int8.b1.onnx", plain),
-        ("bf16 to fp32, OpenVINO", bf16, blob),
-        ("bf16, OpenVINO, to fp32, ONNX Runtime", bf16, plain),
-    ):
+    pairs = {"int8 to fp32, ONNX Runtime": (run / "model.int8.b1.onnx", plain)}
+    if HAS_BF16:
+        repaconv.export(run, batch=1, target=OPENVINO)  # in the form that is fastest there
+        for precision in ("fp32", "bf16"):
+            repaconv.build(run, target=OPENVINO, precision=precision)
+        pairs |= {"bf16 to fp32, OpenVINO": (bf16, blob), "bf16, OpenVINO, to fp32, ONNX Runtime": (bf16, plain)}
+    for name, (subject, against) in pairs.items():
         done = repaconv.bench(subject, against=against, rounds=rounds)
         assert done.ratio is not None
         row[name] = {

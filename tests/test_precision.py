@@ -827,3 +827,14 @@ def test_the_experiment_on_which_the_limits_rest_runs():
     assert all(row["images"] == 16 for row in rows.values())
     assert rows["fp16", "sound"]["norm_error"] < rows["int8", "sound"]["norm_error"]
     assert rows["int8", "sound"]["norm_error"] < rows["int8", "half the bits"]["norm_error"]
+
+
+@pytest.mark.slow
+def test_the_figures_of_a_trained_network_are_measured_on_every_cpu():
+    """`make bench-precision`: a CPU without BF16 has a row without it."""
+    import lower_precision
+
+    row = lower_precision.agreement("repavit")
+    assert row["verdict"] == "passed"
+    assert ("bf16" in row) == lower_precision.HAS_BF16
+    assert row["int8"]["accuracy"] > 0.97

@@ -161,6 +161,20 @@ def test_a_page_that_exports_verifies_afterwards():
                 assert names.index("export") < len(names) - 1 - names[::-1].index("verify"), (page, block)
 
 
+def test_a_page_that_builds_for_a_target_exports_for_it_before():
+    """Without it `build` has no ONNX model, and says so."""
+    missing = []
+    for page in PAGES:
+        exported = {"x86-64"}
+        for line in "".join((*blocks(page, "sh"), *blocks(page, "console"))).splitlines():
+            command, target = re.search(r"repaconv (\w+)", line), re.search(r"--target (\S+)", line)
+            if target and command and command[1] in ("export", "deploy"):
+                exported.add(target[1])
+            elif target and command and command[1] in ("build", "bundle") and target[1] not in exported:
+                missing.append(f"{name_of(page)}: {line}")
+    assert not missing, missing
+
+
 @pytest.mark.parametrize("page", alike(page for page in PAGES if blocks(page, "python")))
 def test_the_python_of_a_page_runs(at_hand, page, monkeypatch):
     monkeypatch.setitem(sys.modules, "page", ModuleType("page"))  # dataclasses look their module up

@@ -112,6 +112,20 @@ def test_what_a_page_tells_people_to_type_runs(repaconv, at_hand, page):
         assert code in ((0, 5) if measures else (0,)), (command, err)
 
 
+@pytest.mark.slow
+def test_a_graph_of_fixed_shapes_has_the_nodes_that_the_page_of_export_says(repaconv, at_hand):
+    sizes, (fewer, more) = (
+        [],
+        re.search(r"has (\d+) nodes instead of (\d+)", (DOCS / "how-to/export.md").read_text()).groups(),
+    )
+    repaconv("fold", "riformer.pth")
+    for options in (["--batch", "8", "--image-size", "24"], []):
+        code, out, err = repaconv("export", *options, "--format", "json")
+        assert code == 0, err
+        sizes.append(json.loads(out)["data"]["nodes"])
+    assert sizes == [int(fewer), int(more)]
+
+
 def test_the_commands_of_the_yolo_page_run_on_a_small_detector(repaconv):
     from repaconv.onnx_export.torch_exporter import to_onnx
 

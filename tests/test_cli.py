@@ -22,7 +22,7 @@ from test_fold_onnx import graph
 import repaconv as rc
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
-from repaconv.stages.shared.option_definitions import Options, options_of
+from repaconv.stages.shared.option_dataclasses import Options, options_of
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -15,7 +15,7 @@ import repaconv as rc
 from repaconv.cli import main  # noqa: F401  # which imports the options of every command
 from repaconv.core.deprecation import Deprecation, deprecated
 from repaconv.stages.recipe.recipe_file import read_recipe
-from repaconv.stages.shared.option_definitions import Option, Options, deprecations, options_of
+from repaconv.stages.shared.option_dataclasses import Option, Options, deprecations, options_of
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]

@@ -17,7 +17,7 @@ from repaconv.core.run_folder import Run
 from repaconv.engines.contract import SessionSpec
 from repaconv.engines.onnxruntime_cpu import settings_for
 from repaconv.results import Link, Tolerance
-from repaconv.sources.onnx_model_variants import GraphForm
+from repaconv.sources.onnx_graph_runner import GraphForm
 from repaconv.sources.source_of_run import subject_of
 from repaconv.verification import float64_agreement, float64_graphs
 from repaconv.verification.comparison import IN_CACHE, Comparison, PerNeighborhood, surely_within

@@ -27,9 +27,9 @@ from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.view_chains import chain_of, view_of_chain
 from repaconv.onnx_export.torch_exporter import to_onnx
 from repaconv.rewrites.speed import (
-    attention_as_matrices,
     attention_operator,
     channel_padding,
+    combined_query_key_weights,
     cubic_resize,
     gate_broadcast,
     global_pooling,
@@ -64,7 +64,7 @@ MODULES = (
         cubic_resize,
         gate_broadcast,
         linear_layer_grouping,
-        attention_as_matrices,
+        combined_query_key_weights,
         token_gather,
     ),
     *(moves, norm_layouts, channel_padding, patch_embedding, global_pooling, rows, winograd_convolutions),

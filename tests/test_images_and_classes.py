@@ -197,7 +197,7 @@ def test_the_tuner_takes_a_classifier_of_the_users_own_and_says_so(monkeypatch):
     by_onnx()
     from repaconv.core.run_folder import find_run
     from repaconv.sources.source_of_run import subject_of
-    from repaconv.stages.tune.loss_evaluation import require_evaluation_images
+    from repaconv.stages.tune.accuracy_loss import require_evaluation_images
     from repaconv.stages.tune.options import TuneOptions
 
     given = require_evaluation_images(TuneOptions(max_disagreement=0.5, inputs="bare.npz"), subject_of(find_run(None)))

@@ -17,7 +17,7 @@ from repaconv.core.errors import Refused
 from repaconv.results import Preprocessing, Tolerance
 from repaconv.stages.recipe.recipe_file import check_recipe
 from repaconv.stages.shared import task_choice
-from repaconv.stages.tune.loss_evaluation import LossEvaluation
+from repaconv.stages.tune.accuracy_loss import LossEvaluation
 from repaconv.tasks.contract import About
 from repaconv.tasks.detection import Labeled
 from repaconv.tasks.evaluation import Evaluation, _bootstrap, _interval

@@ -41,9 +41,9 @@ from repaconv.sources.verified_onnx_export import Proving, exported_graph
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split
 from repaconv.stages.shared.preset_choice import open_deployment
-from repaconv.stages.tune import loss_evaluation, stage
+from repaconv.stages.tune import accuracy_loss, stage
 from repaconv.stages.tune import search as candidates
-from repaconv.stages.tune.loss_evaluation import task_of_losses
+from repaconv.stages.tune.accuracy_loss import task_of_losses
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.output_check import OutputCheck
 from repaconv.stages.tune.search import (
@@ -599,7 +599,7 @@ def test_an_answer_is_of_its_question(monkeypatch):
     assert asked()[1]
 
 
-@pytest.mark.parametrize("require", [loss_evaluation._require_enough, loss_evaluation._require_enough_of_task])
+@pytest.mark.parametrize("require", [accuracy_loss._require_enough, accuracy_loss._require_enough_of_task])
 def test_two_images_are_too_few_and_not_without_labels(require):
     two, three = (Split.of(random_inputs((3, 8, 8), count=count, seed=0)).halved() for count in (2, 3))
     with pytest.raises(UsageProblem) as refused:
@@ -745,7 +745,7 @@ def test_where_fp32_always_predicts_the_same_agreement_lets_no_lower_precision_i
 def test_predictions_are_the_same_if_ignoring_the_input_is_within_the_budget(predicted, labels, budget, known):
     batches = [Batch({"input": np.zeros((20, 1))}, labels=None if labels is None else np.array(labels))]
     graphs = Namespace(place_of_scores=0, choice=None, given=Namespace(validation_batches=lambda: batches))
-    evaluation = loss_evaluation.LossEvaluation(graphs, None, budget, True, lambda *_: None)
+    evaluation = accuracy_loss.LossEvaluation(graphs, None, budget, True, lambda *_: None)
     evaluation._expected = [{"logits": np.eye(10)[predicted]}]
     assert (evaluation.same_predictions() == "") == known
 
@@ -788,7 +788,7 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
     images = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
     np.savez("x.npz", input=images)
     calibrated, judged = [], []
-    sound, run = candidates.to_precision, loss_evaluation.FixedBatch.run
+    sound, run = candidates.to_precision, accuracy_loss.FixedBatch.run
 
     def nothing(graph, precision, pieces, device, **more):
         calibrated.extend(np.concatenate([piece["input"] for piece in pieces]))
@@ -802,11 +802,11 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
         judged.extend(feeds["input"])
         return run(session, feeds)
 
-    class Seen(loss_evaluation.FixedBatch):
+    class Seen(accuracy_loss.FixedBatch):
         run = seen
 
     monkeypatch.setattr(candidates, "to_precision", nothing)
-    monkeypatch.setattr(loss_evaluation, "FixedBatch", Seen)
+    monkeypatch.setattr(accuracy_loss, "FixedBatch", Seen)
     device = load_target("x86-64").model_copy(update={"precisions": ("fp32", "int8")})
     monkeypatch.setattr(stage, "load_target", lambda _name: device)
     done = package.tune(
@@ -837,20 +837,20 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
             self.told = told
 
         def final_loss(self, _way):
-            return loss_evaluation.Loss(0.01, None, self.told)
+            return accuracy_loss.Loss(0.01, None, self.told)
 
-    assert loss_evaluation.final_rows(rows, Judged(""), exact) == (rows, loss_evaluation.Loss(0.01, None, ""))
-    held, loss = loss_evaluation.final_rows(rows, Judged("too much"), exact)
+    assert accuracy_loss.final_rows(rows, Judged(""), exact) == (rows, accuracy_loss.Loss(0.01, None, ""))
+    held, loss = accuracy_loss.final_rows(rows, Judged("too much"), exact)
     assert [row.deployment for row in held] == [other, low, exact]
     assert (held[1].description, loss.disagreement) == ("too much, on images that chose nothing", 0.01)
     slow = [rows[0], rows[1].model_copy(update={"ratio": ratio_of(1.0)}), rows[2]]
-    assert loss_evaluation.final_rows(slow, Judged("too much"), exact)[0][0].deployment == exact
-    assert loss_evaluation.final_rows(held, Judged("not asked"), exact) == (held, None)
+    assert accuracy_loss.final_rows(slow, Judged("too much"), exact)[0][0].deployment == exact
+    assert accuracy_loss.final_rows(held, Judged("not asked"), exact) == (held, None)
     faster = Candidate(deployment=other.model_copy(update={"threads": 2}), ratio=ratio_of(1.3), description="measured")
     wrong = Candidate(
         deployment=other.model_copy(update={"threads": 3}), ratio=ratio_of(1.4), description="left: wrong"
     )
-    in_time = loss_evaluation.final_rows([*rows, wrong, faster], Judged("too much"), exact)[0]
+    in_time = accuracy_loss.final_rows([*rows, wrong, faster], Judged("too much"), exact)[0]
     assert (in_time[0].deployment, in_time[0].description) == (faster.deployment, "the best exact one")
 
 

@@ -19,7 +19,7 @@ from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split, choose_inputs, fixed_batch
 from repaconv.stages.shared.preset_choice import open_deployment
-from repaconv.stages.tune.loss_evaluation import LossEvaluation, require_evaluation_images
+from repaconv.stages.tune.accuracy_loss import LossEvaluation, require_evaluation_images
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.output_check import OutputCheck
 from repaconv.stages.tune.search import (

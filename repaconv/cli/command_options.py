@@ -17,7 +17,7 @@ from typer.models import CommandInfo
 from repaconv.cli.shell_completion import completion_of
 from repaconv.core.deprecation import Deprecation
 from repaconv.core.terminal import set_verbose
-from repaconv.stages.shared.option_definitions import (
+from repaconv.stages.shared.option_dataclasses import (
     PANEL_ORDER,
     NoEffect,
     OptionField,

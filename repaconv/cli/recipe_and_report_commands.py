@@ -31,7 +31,7 @@ from repaconv.stages.bench.options import CompareOptions
 from repaconv.stages.deploy.options import DeployOptions
 from repaconv.stages.recipe.options import GateOptions, RunOptions
 from repaconv.stages.save.options import SaveOptions
-from repaconv.stages.shared.option_definitions import pairs
+from repaconv.stages.shared.option_dataclasses import pairs
 from repaconv.stages.tune.options import TuneOptions
 
 if TYPE_CHECKING:

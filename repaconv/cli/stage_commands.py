@@ -29,7 +29,7 @@ from repaconv.stages.build.options import BuildOptions
 from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.inspect.options import InspectOptions
-from repaconv.stages.shared import option_definitions
+from repaconv.stages.shared import option_dataclasses
 from repaconv.stages.verify.options import VerifyOptions
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ def inspect(
     checkpoint: InspectArgument,
     options: InspectOptions = InspectOptions(),
     out: Annotated[
-        Path | None, out_option("Also write the result to this file (JSON).", panel=option_definitions.OUTPUT)
+        Path | None, out_option("Also write the result to this file (JSON).", panel=option_dataclasses.OUTPUT)
     ] = None,
     svg: Annotated[
         Path | None,
         typer.Option(
             "--svg",
             help="Also draw the layers before and after the fold to this SVG file; this computes the fold.",
-            rich_help_panel=option_definitions.OUTPUT,
+            rich_help_panel=option_dataclasses.OUTPUT,
         ),
     ] = None,
     format: FormatOption = Format.text,
@@ -117,7 +117,7 @@ def verify(
 def export(
     run: RunArgument = None,
     out: Annotated[
-        Path | None, out_option("ONNX file to write.", "a file in the run folder", panel=option_definitions.OUTPUT)
+        Path | None, out_option("ONNX file to write.", "a file in the run folder", panel=option_dataclasses.OUTPUT)
     ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX (the only format).")] = True,
     options: ExportOptions = ExportOptions(),
@@ -165,7 +165,7 @@ def bench(
         str | None,
         typer.Option(
             "--host",
-            rich_help_panel=option_definitions.MEASURE,
+            rich_help_panel=option_dataclasses.MEASURE,
             help="Measure on a board: send a bundle there by ssh and collect the result, e.g. user@orin.",
         ),
     ] = None,
@@ -173,7 +173,7 @@ def bench(
         bool,
         typer.Option(
             "--estimate",
-            rich_help_panel=option_definitions.MEASURE,
+            rich_help_panel=option_dataclasses.MEASURE,
             help="Estimate the latency on a target without measuring; the device need not be present.",
         ),
     ] = False,
@@ -181,7 +181,7 @@ def bench(
         str,
         typer.Option(
             "--objective",
-            rich_help_panel=option_definitions.MEASURE,
+            rich_help_panel=option_dataclasses.MEASURE,
             help="What to measure: latency (ms per inference) or throughput (images/s of several inferences at once).",
         ),
     ] = "latency",
@@ -190,7 +190,7 @@ def bench(
         typer.Option(
             "--streams",
             min=1,
-            rich_help_panel=option_definitions.MEASURE,
+            rich_help_panel=option_dataclasses.MEASURE,
             help="For throughput: number of inferences that run at the same time.",
             show_default="one per core",
         ),

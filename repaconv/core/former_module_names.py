@@ -125,7 +125,7 @@ FORMER = {
     "forms.convolutions": "rewrites.speed.split_convolutions",
     "forms.gates": "rewrites.speed.gate_broadcast",
     "forms.linears": "rewrites.speed.linear_layer_grouping",
-    "forms.matrices": "rewrites.speed.attention_as_matrices",
+    "forms.matrices": "rewrites.speed.combined_query_key_weights",
     "forms.merging": "rewrites.speed.token_gather",
     "forms.moves": "rewrites.speed.redundant_transposes",
     "forms.norms": "rewrites.speed.norm_layouts",
@@ -209,8 +209,8 @@ FORMER = {
     "orders.deploying": "stages.inspect.options stages.fold.options stages.verify.options stages.export.options "
     "stages.build.options stages.bench.options stages.tune.options stages.bundle.options "
     "stages.recipe.options stages.deploy.options stages.save.options",
-    "orders.knobs": "stages.shared.option_definitions",
-    "orders.panels": "stages.shared.option_definitions",
+    "orders.knobs": "stages.shared.option_dataclasses",
+    "orders.panels": "stages.shared.option_dataclasses",
     "orders.saving": "stages.inspect.options stages.fold.options stages.verify.options stages.export.options "
     "stages.build.options stages.bench.options stages.tune.options stages.bundle.options "
     "stages.recipe.options stages.deploy.options stages.save.options",
@@ -218,7 +218,7 @@ FORMER = {
     "orders.stages": "stages.inspect.options stages.fold.options stages.verify.options stages.export.options "
     "stages.build.options stages.bench.options stages.tune.options stages.bundle.options "
     "stages.recipe.options stages.deploy.options stages.save.options",
-    "orders.texts": "stages.shared.option_definitions",
+    "orders.texts": "stages.shared.option_dataclasses",
     "orders.throughput": "stages.inspect.options stages.fold.options stages.verify.options stages.export.options "
     "stages.build.options stages.bench.options stages.tune.options stages.bundle.options "
     "stages.recipe.options stages.deploy.options stages.save.options",
@@ -282,7 +282,7 @@ FORMER = {
     "subjects.fold_proof": "verification.folded_graph_verification",
     "subjects.given": "verification.onnx_model_loading",
     "subjects.graph": "sources.onnx_source",
-    "subjects.graph_forms": "sources.onnx_model_variants",
+    "subjects.graph_forms": "sources.onnx_graph_runner",
     "subjects.network": "sources.named_architecture_source",
     "subjects.opsets": "sources.onnx_source",
     "subjects.origin": "sources.method_detection",
@@ -354,6 +354,10 @@ FORMER = {
     "methods.riformer.published": "methods.riformer.published_models",
     "methods.riformer.reading": "methods.riformer.checkpoint_reading",
     "onnx_export.quantization_layer_groups": "onnx_export.fp32_layer_selection",
+    "rewrites.speed.attention_as_matrices": "rewrites.speed.combined_query_key_weights",
+    "sources.onnx_model_variants": "sources.onnx_graph_runner",
+    "stages.shared.option_definitions": "stages.shared.option_dataclasses",
+    "stages.tune.loss_evaluation": "stages.tune.accuracy_loss",
 }
 """Former module name to the current one, without ``repaconv.``; several names if a module was split."""
 

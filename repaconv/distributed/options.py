@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from repaconv.stages.shared.common_options import Scheduler, TlsCa, TlsCert, TlsKey
-from repaconv.stages.shared.option_definitions import CLUSTER, TARGET, Option, Options
+from repaconv.stages.shared.option_dataclasses import CLUSTER, TARGET, Option, Options
 
 
 @dataclass(frozen=True, kw_only=True)

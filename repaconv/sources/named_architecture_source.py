@@ -17,7 +17,7 @@ from repaconv.engines.contract import Network, Port
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.results import NetworkFold
 from repaconv.sources.named_architectures import Architecture, Built, built
-from repaconv.sources.onnx_model_variants import GraphForm
+from repaconv.sources.onnx_graph_runner import GraphForm
 from repaconv.sources.onnx_source import GraphSubject
 from repaconv.sources.source_model import TRAINING
 from repaconv.verification.model_runners import TorchRunner

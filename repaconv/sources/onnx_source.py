@@ -20,7 +20,7 @@ from repaconv.onnx_export.opset_lowering import lower
 from repaconv.results import ClassScores, GraphFold, ImageSize, Link, Location
 from repaconv.sources.fold_size_reverts import Reverts, fold_no_larger
 from repaconv.sources.method_detection import source_of
-from repaconv.sources.onnx_model_variants import GraphForm
+from repaconv.sources.onnx_graph_runner import GraphForm
 from repaconv.sources.source_model import DEPLOY, GraphSpec
 from repaconv.sources.verified_onnx_export import EXPORTED, Graph, Judge, Outputs, Proving, finished
 from repaconv.verification.evaluated_graph import Evaluated

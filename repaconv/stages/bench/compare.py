@@ -21,7 +21,7 @@ from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.evaluation_images import MAX_IMAGES, NO_IMAGES, evaluation_images, without_evidence
 from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
-from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.verification.float64_agreement import graph_rounding
 from repaconv.verification.rounding import network_rounding

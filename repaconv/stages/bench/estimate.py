@@ -19,7 +19,7 @@ from repaconv.stages.shared.common_checks import as_image_size, load_target, mad
 from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers, takes_networks
 from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.model_opening import precision_of
-from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.unavailable_targets import why_not_here
 from repaconv.verification.onnx_model_loading import require_input_shapes
 

@@ -20,7 +20,7 @@ from repaconv.stages.shared.common_options import (
     Target,
     Threads,
 )
-from repaconv.stages.shared.option_definitions import (
+from repaconv.stages.shared.option_dataclasses import (
     BASELINE,
     IMAGES,
     MEASURE,

@@ -26,7 +26,7 @@ from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, require_threads, with_files
 from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers, takes_networks
 from repaconv.stages.shared.model_opening import compare_outputs
-from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.preset_choice import ResolvedOptions, resolve_preset
 from repaconv.stages.shared.unavailable_targets import require_here
 from repaconv.verification.tolerances import bounded

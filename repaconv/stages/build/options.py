@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.stages.shared.common_options import AllowUnverified, RunPrecision, RunPreset, Workspace
-from repaconv.stages.shared.option_definitions import OUTPUT, TARGET, Option, Options
+from repaconv.stages.shared.option_dataclasses import OUTPUT, TARGET, Option, Options
 
 
 @dataclass(frozen=True, kw_only=True)

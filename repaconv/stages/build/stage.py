@@ -24,7 +24,7 @@ from repaconv.stages.shared.engine_files import version_for
 from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
 from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
-from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.preset_choice import ResolvedOptions, resolve_preset
 from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.stages.shared.unavailable_targets import remote_commands, why_not_here

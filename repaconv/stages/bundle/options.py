@@ -16,7 +16,7 @@ from repaconv.stages.shared.common_options import (
     Images,
     Workspace,
 )
-from repaconv.stages.shared.option_definitions import IMAGES, INPUT, TARGET, NoEffect, Option, Options, output
+from repaconv.stages.shared.option_dataclasses import IMAGES, INPUT, TARGET, NoEffect, Option, Options, output
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from repaconv.stages.shared.common_checks import load_target, made_by, with_file
 from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
 from repaconv.stages.shared.exports_of_run import export_for, exports_of
 from repaconv.stages.shared.input_selection import choose_inputs, fill_batch, scores_output
-from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.preset_choice import resolve_preset
 from repaconv.verification.model_runners import named
 from repaconv.verification.onnx_model_loading import inputs_of

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from repaconv.core.deprecation import Deprecation
 from repaconv.stages.shared.common_options import CLASSES_OF_IMAGES, Classes, Images, Settings, Target, Weights
-from repaconv.stages.shared.option_definitions import (
+from repaconv.stages.shared.option_dataclasses import (
     CONVERSION,
     IMAGES,
     MEASURE,

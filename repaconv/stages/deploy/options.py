@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.stages.shared.common_options import Arch, Classes, Images, Rerun, Settings, Weights
-from repaconv.stages.shared.option_definitions import (
+from repaconv.stages.shared.option_dataclasses import (
     IMAGES,
     INPUT,
     MEASURE,

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from repaconv.core.deprecation import Deprecation
 from repaconv.stages.shared.common_options import AllowUnverified, Images, Target, Task, is_tune_result
-from repaconv.stages.shared.option_definitions import (
+from repaconv.stages.shared.option_dataclasses import (
     BATCH,
     GRAPH,
     PATTERNS,

@@ -42,7 +42,7 @@ from repaconv.stages.shared.input_selection import (
     scores_note,
 )
 from repaconv.stages.shared.lower_precision import LowPrecisionGraph, int8_for, lower_and_compare, require_supported
-from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.preset_choice import GraphPreset, preset_for, resolve_export_preset
 from repaconv.stages.shared.task_choice import task_of
 

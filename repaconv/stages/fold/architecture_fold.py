@@ -442,7 +442,7 @@ def _exported_link(
         GateFailed: If they differ.
     """
     from repaconv.sources.named_architecture_source import NetworkRunner
-    from repaconv.sources.onnx_model_variants import Ported
+    from repaconv.sources.onnx_graph_runner import Ported
     from repaconv.verification.comparison import Comparison, joined
     from repaconv.verification.float64_graphs import Float64
     from repaconv.verification.input_batches import random_inputs

@@ -19,7 +19,7 @@ from repaconv.stages.fold.layer_correspondence import with_layers
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.common_checks import contradictions, made_by, with_files
 from repaconv.stages.shared.file_hash_check import read_hashed
-from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.safetensors_weights import write_weights
 from repaconv.tasks.recognition import task_named
 

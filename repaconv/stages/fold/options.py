@@ -8,7 +8,7 @@ from typing import Annotated
 
 from repaconv.core.deprecation import Deprecation
 from repaconv.stages.shared.common_options import Arch, Settings, Sha256, Task, Weights
-from repaconv.stages.shared.option_definitions import INPUT, MEASURE, OUTPUT, Option, Options, output
+from repaconv.stages.shared.option_dataclasses import INPUT, MEASURE, OUTPUT, Option, Options, output
 
 
 @dataclass(frozen=True, kw_only=True)

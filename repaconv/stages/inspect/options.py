@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from repaconv.stages.shared.common_options import Settings, Sha256, Weights
-from repaconv.stages.shared.option_definitions import Options
+from repaconv.stages.shared.option_dataclasses import Options
 
 
 @dataclass(frozen=True, kw_only=True)

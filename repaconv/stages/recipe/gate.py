@@ -13,7 +13,7 @@ from repaconv.stages.recipe.gate_checks import worst_exit_code
 from repaconv.stages.recipe.options import GateOptions
 from repaconv.stages.recipe.recipe_file import read_recipe
 from repaconv.stages.recipe.run import RecipeExecution, read_placed
-from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.option_dataclasses import by_name
 
 
 def gate_by(

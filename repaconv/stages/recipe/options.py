@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from repaconv.stages.shared.common_options import ACCEPTED_IN_BASELINE, AcceptInconclusive, Rerun
-from repaconv.stages.shared.option_definitions import BASELINE, NoEffect, Option, Options
+from repaconv.stages.shared.option_dataclasses import BASELINE, NoEffect, Option, Options
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.convert.options import ConvertOptions
 from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.shared.common_options import Target, is_tune_result
-from repaconv.stages.shared.option_definitions import (
+from repaconv.stages.shared.option_dataclasses import (
     NoEffect,
     Option,
     OptionField,

@@ -49,7 +49,7 @@ from repaconv.stages.recipe.recipe_file import BenchSection, RecipeProblem, chec
 from repaconv.stages.report.stage import report
 from repaconv.stages.shared.fetched_files import address_of, local_path
 from repaconv.stages.shared.file_hash_check import require_pinned
-from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.verify.stage import verify_by
 
 Work = Callable[[Planned, LocatedRecipe, Journal, Progress], Artefact]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.stages.shared.common_options import AllowUnverified
-from repaconv.stages.shared.option_definitions import Options, output
+from repaconv.stages.shared.option_dataclasses import Options, output
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:
     Raises:
         UsageProblem: If the text is not an image size.
     """
-    from repaconv.stages.shared.option_definitions import SIZE, image_size
+    from repaconv.stages.shared.option_dataclasses import SIZE, image_size
 
     return None if size is None else image_size(str(SIZE.told(size)), "image_size")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.core.deprecation import Deprecation
-from repaconv.stages.shared.option_definitions import (
+from repaconv.stages.shared.option_dataclasses import (
     BASELINE,
     CLUSTER,
     IMAGES,

@@ -17,7 +17,7 @@ from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.shared.common_checks import load_target, made_by
 from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
 from repaconv.stages.shared.model_opening import open_model
-from repaconv.stages.shared.option_definitions import AnyOptions
+from repaconv.stages.shared.option_dataclasses import AnyOptions
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Network, Session, SessionSpec

@@ -19,7 +19,7 @@ from repaconv.stages.shared.common_options import (
     Target,
     Task,
 )
-from repaconv.stages.shared.option_definitions import (
+from repaconv.stages.shared.option_dataclasses import (
     MEASURE,
     NAMES,
     PRECISION,

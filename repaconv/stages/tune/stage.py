@@ -23,9 +23,9 @@ from repaconv.stages.fold.stage import fold
 from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, require_threads, with_files
 from repaconv.stages.shared.engine_files import runtime_lowers
 from repaconv.stages.shared.input_selection import Split, require_same_size
-from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.preset_choice import TUNED, cached_result, shapes_sha256
-from repaconv.stages.tune.loss_evaluation import (
+from repaconv.stages.tune.accuracy_loss import (
     FEW_OTHERS,
     Loss,
     LossEvaluation,

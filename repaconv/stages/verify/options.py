@@ -18,7 +18,7 @@ from repaconv.stages.shared.common_options import (
     Labels,
     Task,
 )
-from repaconv.stages.shared.option_definitions import (
+from repaconv.stages.shared.option_dataclasses import (
     IMAGES,
     INPUT,
     LINKS,

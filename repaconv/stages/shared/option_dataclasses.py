@@ -128,7 +128,7 @@ class Option:
         text: How the value is read from text, if it is not a plain number, word or path.
         usual: Default on the command line as text, if it differs from the field's default.
         default_text: How the help describes the default, if it is not a plain value ("from the target").
-        panel: The group of `--help` that lists the option; see `repaconv.stages.shared.option_definitions`.
+        panel: The group of `--help` that lists the option; see `repaconv.stages.shared.option_dataclasses`.
         recorded: Whether results record it. Paths of results and limits that they are compared with are not recorded.
         former: The field's former name, which is still accepted in Python, in recipes and as an option, and the field's
             name.

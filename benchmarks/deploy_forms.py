@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 import repaconv
 from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure, pinned_to_cores
 from repaconv.benchmark.machine_fingerprint import fingerprint
-from repaconv.benchmark.measurement_quality import FEWEST
+from repaconv.benchmark.measurement_quality import FEWEST_ROUNDS
 from repaconv.benchmark.roofline import measured_limits
 from repaconv.core.files import canonical_json
 from repaconv.engines.contract import SessionSpec
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--other-rounds", type=int, default=FEWEST, help="of what no bar is for")
+    parser.add_argument("--other-rounds", type=int, default=FEWEST_ROUNDS, help="of what no bar is for")
     parser.add_argument("--form", default="default", help="a form for repaconv.fold")
     parser.add_argument("--only", nargs="+", choices=sorted({model.method for model in MODELS}), help="these methods")
     parser.add_argument(

@@ -35,7 +35,7 @@ from repaconv.stages.shared.lower_precision import to_precision
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.input_batches import Inputs, npz_inputs, random_inputs
 from repaconv.verification.model_runners import image_model
-from repaconv.verification.tolerances import POLICY, tolerance
+from repaconv.verification.tolerances import POLICY_VERSION, tolerance
 
 TRAINED = models.FOLDER
 TARGETS = {"int8": "x86-64", "int8, symmetric": "orin-nano"}
@@ -157,7 +157,7 @@ def main() -> None:
                 print(row, flush=True)
         os.chdir("/")
     if out:
-        out.write_text(canonical_json({"policy": POLICY, "rows": rows}))
+        out.write_text(canonical_json({"policy": POLICY_VERSION, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_graphs import Float64, widened
 from repaconv.verification.folded_graph_verification import proved
 from repaconv.verification.onnx_model_loading import Folded, folded
-from repaconv.verification.rounding import DRAWS, JITTER, Jittered, apart
+from repaconv.verification.rounding import JITTER, ROUNDING_SAMPLES, Jittered, apart
 
 KINDS = ("well conditioned", "difference of large numbers", "probabilities near zero", "almost equal values")
 SIZES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
@@ -147,7 +147,7 @@ def ratios(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
     given, folded = Evaluated(before), Evaluated(after)
     feeds = given.probes.feeds[:3]
     exact = Float64(model_rewriting.rewritten(widened(before), FOLDS)[0])
-    others = [Jittered(given, JITTER, seed, feeds) for seed in range(DRAWS)]
+    others = [Jittered(given, JITTER, seed, feeds) for seed in range(ROUNDING_SAMPLES)]
     found: dict[str, float] = defaultdict(float)
     for each in feeds:
         (truth,), (own,), (its,), (anew,) = (

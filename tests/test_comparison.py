@@ -11,8 +11,8 @@ from repaconv.results import Tolerance
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.comparison import Channels, Comparison, PerImage, PerNeighborhood, joined, judge
 from repaconv.verification.output_metrics import mcnemar
-from repaconv.verification.rounding import JITTERED, JITTERED_TIMES, MEASURED, MEASURED_TIMES, VAGUE, Rounding
-from repaconv.verification.tolerances import MOVES, tolerance
+from repaconv.verification.rounding import JITTERED, JITTERED_TIMES, MEASURED, MEASURED_TIMES, MOST_EXPLAINED, Rounding
+from repaconv.verification.tolerances import LEAST_OUTPUT_CHANGE, tolerance
 
 EXACT = Tolerance(kind="exact", rtol=1e-5)
 RIGHT = np.random.default_rng(0).standard_normal((8, 6))
@@ -57,7 +57,7 @@ def test_rounding_is_drawn_again_as_long_as_a_difference_is_not_explained(scale)
 @pytest.mark.parametrize(("scale", "kind"), [(PerImage, MEASURED), (PerNeighborhood, JITTERED)])
 def test_where_rounding_moves_most_by_more_than_one_percent_nothing_is_verified(scale, kind):
     size = np.abs(RIGHT).max()
-    vague = np.full(RIGHT.shape, 2 * VAGUE * size / kind.times)
+    vague = np.full(RIGHT.shape, 2 * MOST_EXPLAINED * size / kind.times)
     link = compared(RIGHT + vague, moved=vague, kind=kind, scale=scale)
     assert (link.verdict, link.reason) == ("not verified", "rounding_too_large")
     assert compared(RIGHT + 9 * vague, moved=vague, kind=kind, scale=scale).verdict == "failed"
@@ -67,7 +67,10 @@ def test_where_rounding_moves_most_by_more_than_one_percent_nothing_is_verified(
 def test_an_output_that_moves_by_less_than_ten_tolerances_hides_a_fault_of_a_tenth(scale):
     still = 1 + np.arange(4.0)[:, None] * np.ones((4, 6)) * 1e-5
     assert compared(still, still, scale=scale).reason == "constant_output"
-    assert compared(1 + MOVES * (still - 1), 1 + MOVES * (still - 1), scale=scale).verdict == "passed"
+    assert (
+        compared(1 + LEAST_OUTPUT_CHANGE * (still - 1), 1 + LEAST_OUTPUT_CHANGE * (still - 1), scale=scale).verdict
+        == "passed"
+    )
 
 
 def test_a_difference_fails_before_anything_is_called_not_verified():

@@ -11,7 +11,7 @@ import repaconv as rc
 from repaconv.graph.compute_costs import macs_at_ones
 from repaconv.graph.model_rewriting import as_stored, clean
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.probe_inputs import MODEST, probes
+from repaconv.verification.probe_inputs import QUICK_INPUT_NUMBERS, probes
 
 F = TensorProto.FLOAT
 
@@ -132,4 +132,4 @@ def test_a_side_that_has_one_size_keeps_it_in_ordinary_use():
 def test_sizes_that_take_long_are_tried_last():
     found, tried = probes_where(lambda height: height <= 28)
     assert found.usual["H"] == 28
-    assert max(array.size for array in tried) <= MODEST
+    assert max(array.size for array in tried) <= QUICK_INPUT_NUMBERS

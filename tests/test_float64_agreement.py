@@ -20,9 +20,9 @@ from repaconv.results import Link, Tolerance
 from repaconv.sources.onnx_graph_runner import GraphForm
 from repaconv.sources.source_of_run import subject_of
 from repaconv.verification import float64_agreement, float64_graphs
-from repaconv.verification.comparison import IN_CACHE, Comparison, PerNeighborhood, surely_within
+from repaconv.verification.comparison import NUMBERS_IN_CACHE, Comparison, PerNeighborhood, surely_within
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.float64_agreement import AT_ONCE, differing_operators, graph_rounding
+from repaconv.verification.float64_agreement import NODES_AT_ONCE, differing_operators, graph_rounding
 from repaconv.verification.float64_graphs import ReferenceEvaluation
 from repaconv.verification.folded_graph_verification import proved
 from repaconv.verification.rounding import Rounding, network_rounding
@@ -144,8 +144,8 @@ def test_every_piece_of_a_fixed_batch_is_asked(wrong_kernel):
 
 def test_a_wrong_operator_is_found_wherever_it_is(wrong_kernel):
     """Behind as many nodes as are compared at once, with the input from before; and amplified by nothing."""
-    steps = [("Abs", f"a{at}", f"a{at + 1}") for at in range(AT_ONCE + 3)]
-    last = f"a{AT_ONCE + 3}"
+    steps = [("Abs", f"a{at}", f"a{at + 1}") for at in range(NODES_AT_ONCE + 3)]
+    last = f"a{NODES_AT_ONCE + 3}"
     rows = [("Conv", "x w", "a0"), *steps, ("Tanh", last, "t"), ("Add", "t a0", "y")]
     assert doubt(net(2, rows)) == ""
     wrong_kernel()
@@ -227,7 +227,7 @@ def test_large_numbers_that_cancel_are_rounding():
 
 # --- in pieces, and quickly
 
-CHAIN = [("Abs", f"a{at}", f"a{at + 1}") for at in range(AT_ONCE)]
+CHAIN = [("Abs", f"a{at}", f"a{at + 1}") for at in range(NODES_AT_ONCE)]
 ACROSS = {
     "a sequence": [("SplitToSequence", "a", "s", {"axis": 1}), *CHAIN, ("ConcatFromSequence", "s", "b", {"axis": 1})],
     "what a subgraph reads": [
@@ -245,7 +245,7 @@ ACROSS = {
 def test_values_that_are_read_far_behind_are_those_of_the_graph(between, wrong_kernel):
     rows = [("Conv", "x w", "a"), ("Abs", "a", "a0"), *ACROSS[between], ("Tanh", "b", "t")]
     weights = {"w": KERNEL, "one": np.array(1.0), "none": np.zeros(0)}
-    model = Net([*rows, ("Add", f"t a{AT_ONCE}", "y")], weights, {"x": (F, (2, 4, 8, 8))}, {"y": F}).model()
+    model = Net([*rows, ("Add", f"t a{NODES_AT_ONCE}", "y")], weights, {"x": (F, (2, 4, 8, 8))}, {"y": F}).model()
     assert doubt(model) == ""
     wrong_kernel()
     assert doubt(model) == "the float64 evaluation of Tanh t is not what ONNX Runtime computes"
@@ -261,7 +261,7 @@ def test_every_node_is_computed_once_per_inference(monkeypatch):
         return session
 
     monkeypatch.setattr(float64_agreement, "load_onnx", counting)
-    model = net(2, [("Conv", "x w", "a0"), *CHAIN, ("Abs", f"a{AT_ONCE}", "b"), ("Add", "a0 b", "y")])
+    model = net(2, [("Conv", "x w", "a0"), *CHAIN, ("Abs", f"a{NODES_AT_ONCE}", "b"), ("Add", "a0 b", "y")])
     calls = [images(2, seed) for seed in range(3)]
     assert differing_operators(model, Evaluated(model).float64, *calls) == ""
     assert sorted(computed) == sorted(3 * [node.output[0] for node in model.graph.node])
@@ -350,13 +350,13 @@ def test_what_is_quickly_within_the_tolerance_is_so_in_the_comparison():
 
 
 def test_one_number_beyond_the_tolerance_is_found_wherever_it_is():
-    right = np.ones((3, IN_CACHE))  # compared in three parts
-    for at in (0, IN_CACHE - 1, IN_CACHE, right.size - 1):
+    right = np.ones((3, NUMBERS_IN_CACHE))  # compared in three parts
+    for at in (0, NUMBERS_IN_CACHE - 1, NUMBERS_IN_CACHE, right.size - 1):
         found = right.astype(np.float32)
         assert surely_within(found, right, 1e-5, 0.0)
         found.flat[at] += 1e-3
         assert not surely_within(found, right, 1e-5, 0.0)
-    right.flat[IN_CACHE], found.flat[IN_CACHE] = 1e39, np.inf  # in float32 both are infinite
+    right.flat[NUMBERS_IN_CACHE], found.flat[NUMBERS_IN_CACHE] = 1e39, np.inf  # in float32 both are infinite
     assert not surely_within(found, right, 1e-5, 0.0)
 
 

@@ -313,7 +313,7 @@ def test_a_fold_whose_weights_are_apart_runs_where_its_original_does():
 
 @pytest.mark.parametrize("kept", [0, 2**28])
 def test_several_inputs_at_once_give_what_each_gives(monkeypatch, kept):
-    monkeypatch.setattr(float64_graphs, "KEPT", kept)
+    monkeypatch.setattr(float64_graphs, "CACHED_WEIGHT_BYTES", kept)
     nodes = [*CONV_BN, node("Relu", "n", "y")]
     model = written(graph(nodes, {**WEIGHTS, "w": (4, 3, 12, 12)}, {"y": (F, ["N", 4, "I", "J"])}, IMAGES))
     calls = [{"x": RANDOM.standard_normal((n, 3, 16, 16)).astype(np.float32)} for n in (1, 3, 2, 1)]

@@ -14,7 +14,7 @@ from torch import nn
 import repaconv as rc
 from repaconv import models
 from repaconv.results import Change, FoldedLayer
-from repaconv.stages.report.fold_picture import MOST, fold_svg, places_of
+from repaconv.stages.report.fold_picture import MOST_DRAWN, fold_svg, places_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = Path(models.__file__).parent
@@ -98,11 +98,11 @@ def test_a_picture_has_twelve_places_the_largest_savings_first_and_counts_the_re
             before=(FoldedLayer(name="a", kind="Conv", parameters=10 + n, into=("b",)),),
             after=(FoldedLayer(name="b", kind="Conv", parameters=5),),
         )
-        for n in range(MOST + 3)
+        for n in range(MOST_DRAWN + 3)
     ]
     picture = ET.fromstring(fold_svg(places_of([*rows, Change(rewrite="x", place="y", description="z")]), "a <net>"))
     titles = [text.text for text in picture.iter(f"{SVG}text") if text.get("class") == "title"]
-    assert titles == [f"place <{n}>" for n in range(MOST + 2, 2, -1)]
+    assert titles == [f"place <{n}>" for n in range(MOST_DRAWN + 2, 2, -1)]
     assert "and 3 more places" in "".join(picture.itertext())
     assert picture.get("role") == "img"
     known = {each.get("id"): each.tag.removeprefix(SVG) for each in picture.iter() if each.get("id")}

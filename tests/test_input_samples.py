@@ -221,7 +221,7 @@ def test_a_dynamic_dimension_that_a_weight_decides_has_its_size(reader):
 def test_inputs_are_no_larger_than_memory_however_many_sizes_are_dynamic(monkeypatch):
     from repaconv.verification import probe_inputs
 
-    monkeypatch.setattr(probe_inputs, "LARGEST", 10**6)
+    monkeypatch.setattr(probe_inputs, "MOST_INPUT_NUMBERS", 10**6)
     ends = [helper.make_tensor_value_info(name, F, [*"abcde"]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ends[:1], ends[1:])
     model, sizes = helper.make_model(graph), list[int]()

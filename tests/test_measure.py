@@ -400,7 +400,7 @@ def test_latencies_of_streams_are_those_of_measured_rounds():
 
     found = measure({"a": Entrant(load, streams=2)}, Protocol(10, warmup_rounds=2, seconds=1e6))
     assert found.session_loads == 5
-    assert len(found.inference_ms["a"]) == 10 * 2 * interleaved_protocol.CALLS
+    assert len(found.inference_ms["a"]) == 10 * 2 * interleaved_protocol.INFERENCES_PER_STREAM
     assert sum(taken >= 50 for taken in found.inference_ms["a"]) < 5
 
 

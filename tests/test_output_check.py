@@ -17,7 +17,7 @@ from repaconv.results import Deployment
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.input_selection import choose_inputs
 from repaconv.stages.shared.preset_choice import open_deployment
-from repaconv.stages.tune.output_check import FAULT, OutputCheck
+from repaconv.stages.tune.output_check import PLANTED_FAULT, OutputCheck
 from repaconv.stages.tune.search import Candidates
 from repaconv.verification.input_batches import npz_inputs
 from repaconv.verification.model_runners import load_onnx
@@ -82,7 +82,7 @@ def refusal(check: OutputCheck, model: onnx.ModelProto) -> str:
 
 
 def moved(model: onnx.ModelProto) -> onnx.ModelProto:
-    return moved_weights(model, FAULT, seed=3)
+    return moved_weights(model, PLANTED_FAULT, seed=3)
 
 
 def scaled(model: onnx.ModelProto) -> onnx.ModelProto:

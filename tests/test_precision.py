@@ -39,7 +39,7 @@ from repaconv.onnx_export.fp16_and_int8 import (
     unquantized_layers,
 )
 from repaconv.onnx_export.fp32_layer_selection import (
-    GROUPS,
+    MOST_GROUPS,
     groups_of,
     growing_sets,
     module_of,
@@ -501,9 +501,9 @@ def test_layers_are_known_by_their_modules_and_neighbours_go_together():
         "head",
         "Conv_12",
     ]
-    deep = [helper.make_node("MatMul", ["x", "w"], [f"y{i}"], f"blocks.{i}.fc/MatMul") for i in range(GROUPS + 1)]
+    deep = [helper.make_node("MatMul", ["x", "w"], [f"y{i}"], f"blocks.{i}.fc/MatMul") for i in range(MOST_GROUPS + 1)]
     pairs = groups_of(small(deep, {"w": np.eye(8, dtype=np.float32)}))
-    assert [len(pair) for pair in pairs] == [2] * (GROUPS // 2) + [1]
+    assert [len(pair) for pair in pairs] == [2] * (MOST_GROUPS // 2) + [1]
     assert growing_sets(pairs) == [sum(pairs[:count], ()) for count in (1, 2, 4, 7)]
     assert growing_sets(pairs[:1]) == []
 

@@ -314,11 +314,11 @@ def test_arrays_that_say_nothing_are_refused(tmp_path, told, code):
 
 
 def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("repaconv.stages.bundle.collect.LARGEST", 1 << 20)
+    monkeypatch.setattr("repaconv.stages.bundle.collect.MOST_UNPACKED_BYTES", 1 << 20)
     (tmp_path / "r.tar.gz").write_bytes(gzip.compress(bytes(1 << 21)))
     with pytest.raises(Refused, match="unpacks to more than 1 MiB"):
         evaluated_result(tmp_path / "r.tar.gz", None, None)
-    monkeypatch.setattr("repaconv.verification.input_batches.UNPACKED", 1 << 20)
+    monkeypatch.setattr("repaconv.verification.input_batches.MOST_UNPACKED_BYTES", 1 << 20)
     np.savez_compressed(tmp_path / "a.npz", input=np.zeros((1, 3, 512, 512), np.float32))
     with pytest.raises(Refused, match="claims to unpack to"):
         npz_inputs(tmp_path / "a.npz", 3, 5)

@@ -28,7 +28,7 @@ from repaconv.verification import folded_graph_verification
 from repaconv.verification.comparison import Comparison, PerNeighborhood
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import proved
-from repaconv.verification.rounding import DRAWS, MEASURED, Jittered, Rounding, network_rounding
+from repaconv.verification.rounding import MEASURED, ROUNDING_SAMPLES, Jittered, Rounding, network_rounding
 from repaconv.verification.tolerances import tolerance
 
 
@@ -499,9 +499,9 @@ def test_an_original_runs_again_on_moved_inputs_where_one_run_does_not_explain()
     rc.fold("net.onnx", out="run", measure=False)
     subject = subject_of(Run(Path("run")))
     movements = list(network_rounding(subject, {"x": normal(*shape).astype(np.float32)}).of("y"))
-    assert len(movements) == 1 + DRAWS
+    assert len(movements) == 1 + ROUNDING_SAMPLES
     assert all(1e-8 < one.max() < 1e-4 for one in movements)
-    assert len({one.tobytes() for one in movements}) == 1 + DRAWS
+    assert len({one.tobytes() for one in movements}) == 1 + ROUNDING_SAMPLES
 
 
 def test_a_fold_whose_rounded_weights_compute_something_else_fails():

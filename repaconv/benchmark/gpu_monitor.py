@@ -10,9 +10,14 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 # Bits of NVML's clock event reasons (nvml.h). The power cap is normal under load; the others are faults.
-HOT = {0x20: "heat", 0x40: "heat, by the hardware", 0x8: "the hardware's slowdown", 0x80: "the power supply"}
-CAPPED = 0x4
-CLOCK = 0.1
+SLOWDOWN_REASONS = {
+    0x20: "heat",
+    0x40: "heat, by the hardware",
+    0x8: "the hardware's slowdown",
+    0x80: "the power supply",
+}
+POWER_CAPPED = 0x4
+CLOCK_CHANGE = 0.1
 """Relative change of the clock that counts as a disturbance."""
 
 
@@ -76,7 +81,7 @@ def describe_gpu() -> dict[str, Any]:
 
 def invalidating_reasons(moments: Sequence[GpuState]) -> Iterator[str]:
     """Yield the reasons that invalidate a measurement."""
-    for bit, cause in HOT.items():
+    for bit, cause in SLOWDOWN_REASONS.items():
         if count := sum(bool(moment.reasons & bit) for moment in moments):
             yield f"throttled: the card slowed down for {cause}, at {count} of {len(moments)} moments"
 
@@ -86,8 +91,8 @@ def disturbance_reasons(moments: Sequence[GpuState]) -> Iterator[str]:
     if others := max((moment.others for moment in moments), default=0):
         yield f"{others} other process{'es' if others > 1 else ''} on the card"
     clocks = [moment.sm_mhz for moment in moments if moment.sm_mhz]
-    if clocks and max(clocks) > (1 + CLOCK) * min(clocks):
-        capped = any(moment.reasons & CAPPED for moment in moments)
+    if clocks and max(clocks) > (1 + CLOCK_CHANGE) * min(clocks):
+        capped = any(moment.reasons & POWER_CAPPED for moment in moments)
         yield f"the card's clock moved from {min(clocks)} to {max(clocks)} MHz{', at its power limit' * capped}"
 
 

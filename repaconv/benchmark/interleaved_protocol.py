@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from repaconv.benchmark.gpu_monitor import GpuState, sample_gpu
 from repaconv.benchmark.latency_statistics import by_session_load, ratio
 from repaconv.benchmark.machine_fingerprint import fingerprint
-from repaconv.benchmark.measurement_quality import FEWEST as FEWEST_ROUNDS
+from repaconv.benchmark.measurement_quality import FEWEST_ROUNDS as FEWEST_ROUNDS
 from repaconv.benchmark.measurement_quality import quality
 from repaconv.benchmark.system_monitor import MachineChanges, changes_between, cores_by_preference, state
 from repaconv.engines.contract import GpuTimed
@@ -33,10 +33,10 @@ Tick = Callable[[int, int], None]
 """Called after every round with the rounds done and the total."""
 
 # The warm-up ends when the medians of two consecutive windows of this many rounds differ by at most this share.
-WINDOW, RESTING = 5, 0.03
+WARMUP_WINDOW, STABLE_CHANGE = 5, 0.03
 LONGEST_WARMUP = 5
 """Maximum length of the warm-up, as a multiple of the requested rounds."""
-PRIORITY = 99
+REAL_TIME_PRIORITY = 99
 ROUNDS_PER_GPU_SAMPLE = 10
 """Rounds between two samples of the GPU's state."""
 SESSION_LOAD_BUDGET_S = 5.0
@@ -45,7 +45,7 @@ FEWEST_LOADS, MOST_LOADS = 4, 100
 """Minimum number of session loads for a reliable result, and the maximum."""
 ROUNDS_PER_LOAD = 2
 """Minimum number of rounds per session load."""
-SETTLING = 3
+WARMUP_ROUNDS_PER_LOAD = 3
 """Warm-up rounds after every later session load: memory is allocated and planned in the first inference."""
 
 
@@ -180,7 +180,7 @@ def real_time_priority(wanted: bool) -> Iterator[str]:
         return
     policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REAL_TIME_PRIORITY))
     except OSError as error:
         yield f"not permitted here ({error.strerror}), so it ran as any other process does"
         return
@@ -224,7 +224,7 @@ def measure(
         for turn, share in enumerate(by_session_load(np.arange(rounds), turns)):
             if turn:
                 opened.load()
-                for _ in range(SETTLING):
+                for _ in range(WARMUP_ROUNDS_PER_LOAD):
                     one_round()
             for count in share:
                 measured[count] = one_round()
@@ -315,7 +315,7 @@ class _SessionLoads:
     def images(self, name: str) -> int:
         """Images per round."""
         entrant = self._entrants[name]
-        return entrant.images * (entrant.streams * CALLS if entrant.streams else 1)
+        return entrant.images * (entrant.streams * INFERENCES_PER_STREAM if entrant.streams else 1)
 
     def keep_inference_ms(self) -> None:
         """Add the inferences of the last round to `inference_ms`; those of a warm-up round are never added."""
@@ -342,7 +342,7 @@ def session_load_count(rounds: int, round_s: float, opening_s: float, spend_s: f
 
 def more_rounds(round_s: float, opening_s: float, spend_s: float = SESSION_LOAD_BUDGET_S) -> int:
     """Return the number of rounds of as many session loads as the time budget allows."""
-    one = opening_s + (SETTLING + ROUNDS_PER_LOAD) * round_s
+    one = opening_s + (WARMUP_ROUNDS_PER_LOAD + ROUNDS_PER_LOAD) * round_s
     return ROUNDS_PER_LOAD * int(spend_s / max(one, 1e-6))
 
 
@@ -377,15 +377,17 @@ def _warm_up(
 
 def _is_stable(warmup: list[list[float]]) -> bool:
     """Return whether the last two windows agree. A warm-up shorter than two windows counts as stable."""
-    if len(warmup) < 2 * WINDOW:
+    if len(warmup) < 2 * WARMUP_WINDOW:
         return True
-    earlier, later = (np.median(part, axis=0) for part in (warmup[-2 * WINDOW : -WINDOW], warmup[-WINDOW:]))
-    return bool((np.abs(later / earlier - 1) <= RESTING).all())
+    earlier, later = (
+        np.median(part, axis=0) for part in (warmup[-2 * WARMUP_WINDOW : -WARMUP_WINDOW], warmup[-WARMUP_WINDOW:])
+    )
+    return bool((np.abs(later / earlier - 1) <= STABLE_CHANGE).all())
 
 
 # --- Run inferences concurrently in several streams, and record the latency of each.
 
-CALLS = 4
+INFERENCES_PER_STREAM = 4
 """Inferences per stream and round. More of them shorten the share of the end, when some streams are already done."""
 
 
@@ -397,7 +399,7 @@ class Burst:
         calls_ms: Latency of every inference of the last round in milliseconds, in no particular order.
     """
 
-    def __init__(self, call: Callable[[], Any], streams: int, calls: int = CALLS) -> None:
+    def __init__(self, call: Callable[[], Any], streams: int, calls: int = INFERENCES_PER_STREAM) -> None:
         """``call`` runs one inference and must be thread-safe; ``calls`` is the number per stream."""
         self.calls = streams * calls
         self.calls_ms: list[float] = []

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Engine
 
-REACHED = 0.5
+REACHED_SHARE = 0.5
 """Share of the limits that a node reaches at the high end."""
 
 Limit = Literal["arithmetic", "memory", "launch"]
@@ -55,7 +55,11 @@ def _node(work: Work, limits: Limits) -> NodeEstimate:
     memory = moved / limits.bandwidth_gb_s / 1e6
     launch = limits.launch_us / 1e3
     fastest, usual = ((flops / peak / 1e9) for peak in _peaks(work, limits)) if flops else (0.0, 0.0)
-    parts: dict[Limit, float] = {"arithmetic": usual / REACHED, "memory": memory / REACHED, "launch": launch}
+    parts: dict[Limit, float] = {
+        "arithmetic": usual / REACHED_SHARE,
+        "memory": memory / REACHED_SHARE,
+        "launch": launch,
+    }
     return NodeEstimate(
         name=work.name,
         operator=work.operator,
@@ -85,11 +89,11 @@ def _peaks(work: Work, limits: Limits) -> tuple[float, float]:
 
 ROWS, WIDTH = 256, 512
 """Size of the product whose rate is the peak, [256, 512] x [512, 512]. It is short, so it is seldom interrupted."""
-WIDE = 4096
+WIDE_MATRIX = 4096
 """Width of the matrix that is read for a single row: 64 MiB, more than caches hold."""
 SHORT, LONG = 16, 80
 """Numbers of nodes in two chains of tiny products. The difference of their times is the cost of nodes."""
-CALLS = 50
+REPETITIONS = 50
 
 
 def measured_limits(engine: Engine, precision: str, threads: int, *, typed_here: bool = True) -> Limits:
@@ -117,7 +121,7 @@ def measured_limits(engine: Engine, precision: str, threads: int, *, typed_here:
     return Limits(
         device=str(fingerprint(()).get("cpu")),
         peak_tflops={name: round(peak, 6) for name, peak in peaks.items()},
-        bandwidth_gb_s=round(4 * WIDE * WIDE / best_s(_product(1, WIDE)) / 1e9, 3),
+        bandwidth_gb_s=round(4 * WIDE_MATRIX * WIDE_MATRIX / best_s(_product(1, WIDE_MATRIX)) / 1e9, 3),
         launch_us=round(max(nodes, 0.0) / (LONG - SHORT) * 1e6, 3),
         source=(
             f"measured here by {engine.name} {engine.version()} on {threads} thread(s): one product of {ROWS} rows by "
@@ -129,7 +133,7 @@ def measured_limits(engine: Engine, precision: str, threads: int, *, typed_here:
 def _best(run: Callable[[], Any]) -> float:
     """Return the time of the fastest inference in seconds."""
     best = float("inf")
-    for _ in range(CALLS):
+    for _ in range(REPETITIONS):
         begin = time.perf_counter()
         run()
         best = min(best, time.perf_counter() - begin)

@@ -16,19 +16,19 @@ from repaconv.results import Latency, Ratio, Regression
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95
-MATTERS = 0.005
+NEGLIGIBLE_DIFFERENCE = 0.005
 """A relative difference that is too small to matter."""
-EXCLUDED = 0.03
+MISS_RATE = 0.03
 """How often an interval may exclude the right ratio, by construction: less than 1 - `CONFIDENCE`, so that also what the
 construction neglects stays within it (`benchmarks/bench_power.py`)."""
-STUDENT = (
+STUDENT_T = (
     21.205, 5.643, 3.896, 3.298, 3.003, 2.829, 2.715, 2.634, 2.574, 2.527, 2.491, 2.461, 2.436, 2.415, 2.397,
     2.382, 2.368, 2.356, 2.346, 2.336, 2.328, 2.320, 2.313, 2.307, 2.301, 2.296, 2.291, 2.286, 2.282, 2.278,
 )  # fmt: skip
-"""Student's t for `EXCLUDED`, by degrees of freedom from 1; the last value also for more."""
-BLOCKS = 8
+"""Student's t for `MISS_RATE`, by degrees of freedom from 1; the last value also for more."""
+FEWEST_BLOCKS = 8
 """Fewest blocks of rounds from which an interval is computed; so few have 255 subsets."""
-SMALL = 12
+MOST_BLOCKS_FOR_ALL_SUBSETS = 12
 """All subsets of so many blocks are taken; `RESAMPLES` random ones of more."""
 
 
@@ -82,7 +82,11 @@ def ratio(
         confidence=CONFIDENCE,
         p10=_rounded(p10),
         p90=_rounded(p90),
-        verdict="faster" if low > 1 + MATTERS else "slower" if high < 1 - MATTERS else "no difference shown",
+        verdict="faster"
+        if low > 1 + NEGLIGIBLE_DIFFERENCE
+        else "slower"
+        if high < 1 - NEGLIGIBLE_DIFFERENCE
+        else "no difference shown",
     )
 
 
@@ -102,7 +106,7 @@ def _estimate(ratios: NDArray[np.float64], openings: int, random: np.random.Gene
     """
     parts = by_session_load(np.log(ratios), openings)
     loads = np.array([np.median(part) for part in parts])
-    each = -(-BLOCKS // openings)
+    each = -(-FEWEST_BLOCKS // openings)
     blocks = np.array([np.median(block) for part in parts for block in np.array_split(part, min(each, len(part)))])
     units = loads if openings > 1 else blocks
     if len(units) < 2:
@@ -120,20 +124,20 @@ def _half_by_subsets(values: NDArray[np.float64], random: np.random.Generator) -
     and its copy have such: the order of the two in a round is random, so each interruption hits either.
     """
     count = len(values)
-    if count <= SMALL:
+    if count <= MOST_BLOCKS_FOR_ALL_SUBSETS:
         chosen = (np.arange(1, 2**count)[:, None] >> np.arange(count)) & 1
     else:
         chosen = random.integers(0, 2, (RESAMPLES, count))
         chosen = chosen[chosen.any(axis=1)]
     means = np.sort(chosen @ values / chosen.sum(axis=1))
-    outside = int(EXCLUDED / 2 * (len(means) + 1))
+    outside = int(MISS_RATE / 2 * (len(means) + 1))
     if not outside:
         return 0.0
     return float(max(values.mean() - means[outside - 1], means[-outside] - values.mean()))
 
 
 def _student(freedom: float) -> float:
-    return STUDENT[min(max(int(freedom), 1), len(STUDENT)) - 1]
+    return STUDENT_T[min(max(int(freedom), 1), len(STUDENT_T)) - 1]
 
 
 def _interval(known: _Estimate) -> tuple[float, float, float]:

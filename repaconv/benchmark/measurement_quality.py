@@ -14,17 +14,17 @@ from repaconv.benchmark.latency_statistics import by_session_load
 from repaconv.benchmark.system_monitor import MachineChanges
 from repaconv.results import Quality, Ratio
 
-FEWEST = 20
+FEWEST_ROUNDS = 20
 """Minimum number of rounds for a meaningful confidence interval."""
-RESOLUTION = 0.025
+LARGEST_HALF_WIDTH = 0.025
 """Largest half-width of a ratio's interval at which a difference of 5% is still detected."""
 MOST_TIMES = 100
 """How many times more rounds may be recommended; a measurement that needs more was disturbed."""
-OTHERS, OTHERS_HERE, MUCH = 0.10, 0.02, 0.25
+OTHER_LOAD, OTHER_LOAD_HERE, TOO_MUCH_OTHER_LOAD = 0.10, 0.02, 0.25
 """Limits for the time share of other processes: on the machine, on the cores in use, and too much for a result."""
-CLOCK = 0.1
-STOLEN, SPEED, DRIFT = 0.01, 0.08, 0.05
-OUTLYING, OUTLIERS = 1.5, 0.05
+CLOCK_CHANGE = 0.1
+STEAL_SHARE, SPEED_CHANGE, LATENCY_DRIFT = 0.01, 0.08, 0.05
+OUTLIER_FACTOR, OUTLIER_SHARE = 1.5, 0.05
 """A sample of this many times its median is an outlier; this share of them is too many."""
 ONE_OF_100 = 2.576
 """Standard deviations of a normal distribution that chance exceeds, in either direction, in 1 of 100 measurements."""
@@ -75,9 +75,9 @@ def quality(
 def _too_little(samples_ms: Mapping[str, NDArray[np.float64]], compared: Ratio | None) -> Iterator[str]:
     """Yield the reasons if there are too few samples."""
     rounds = min(len(values) for values in samples_ms.values())
-    if rounds < FEWEST:
-        yield f"too few samples: {rounds} rounds, {FEWEST} at least"
-    elif compared is not None and (compared.high - compared.low) / 2 > RESOLUTION * compared.median:
+    if rounds < FEWEST_ROUNDS:
+        yield f"too few samples: {rounds} rounds, {FEWEST_ROUNDS} at least"
+    elif compared is not None and (compared.high - compared.low) / 2 > LARGEST_HALF_WIDTH * compared.median:
         known = (compared.high - compared.low) / 2 / compared.median
         wanted = enough(rounds, known)
         what = (
@@ -85,27 +85,28 @@ def _too_little(samples_ms: Mapping[str, NDArray[np.float64]], compared: Ratio |
             if wanted <= MOST_TIMES * rounds
             else "more rounds cannot help, other processes must stop"
         )
-        yield f"the ratio is known to {known:.1%} only, and {RESOLUTION:.1%} is needed: {what}"
+        yield f"the ratio is known to {known:.1%} only, and {LARGEST_HALF_WIDTH:.1%} is needed: {what}"
 
 
 def enough(rounds: int, known: float) -> int:
-    """Rounds after which half of a ratio's interval is probably within `RESOLUTION`, from what so many rounds gave.
+    """Rounds after which half of a ratio's interval is probably within `LARGEST_HALF_WIDTH`, from what so many rounds
+    gave.
 
     The interval is of session loads, which `bench` has in proportion to ``--rounds``; its width falls with the square
     root of their number. A fifth more, since the width itself is an estimate.
     """
-    wanted = 1.2 * rounds * (known / RESOLUTION) ** 2
+    wanted = 1.2 * rounds * (known / LARGEST_HALF_WIDTH) ** 2
     return ceil(wanted / 10) * 10
 
 
 def _machine(watched: MachineChanges, *, spoils: bool) -> Iterator[str]:
     """Yield disturbances by other load: those that invalidate the measurement, or the lesser ones."""
     for share, limit, told in (
-        (watched.others, OTHERS, "other load: {:.0%} of the machine's time went to other processes"),
-        (watched.others_here, OTHERS_HERE, "other load: {:.0%} of these cores' time went to other processes"),
-        (watched.stolen, STOLEN, "the hypervisor took {:.0%} of the time"),
+        (watched.others, OTHER_LOAD, "other load: {:.0%} of the machine's time went to other processes"),
+        (watched.others_here, OTHER_LOAD_HERE, "other load: {:.0%} of these cores' time went to other processes"),
+        (watched.stolen, STEAL_SHARE, "the hypervisor took {:.0%} of the time"),
     ):
-        if share is not None and share > limit and (share > MUCH) == spoils:
+        if share is not None and share > limit and (share > TOO_MUCH_OTHER_LOAD) == spoils:
             yield told.format(share)
     if spoils and watched.throttled:
         yield f"throttled: the processor slowed down for heat {watched.throttled} times"
@@ -113,21 +114,21 @@ def _machine(watched: MachineChanges, *, spoils: bool) -> Iterator[str]:
 
 def _clocks(watched: MachineChanges) -> Iterator[str]:
     """Yield the changes of CPU speed."""
-    if abs(watched.speed - 1) > SPEED:
+    if abs(watched.speed - 1) > SPEED_CHANGE:
         yield f"the core's speed changed: a fixed loop takes {watched.speed:.2f} times as long at the end"
     for name in sorted(set(watched.before) & set(watched.after)):
         was, now = watched.before[name], watched.after[name]
-        if name.endswith(" kHz") and was and abs(now / was - 1) > CLOCK:
+        if name.endswith(" kHz") and was and abs(now / was - 1) > CLOCK_CHANGE:
             yield f"the clock changed: {name[:-4]} from {was / 1e3:.0f} to {now / 1e3:.0f} MHz"
 
 
 def _uneven(name: str, values: NDArray[np.float64], openings: int) -> Iterator[str]:
     """Yield drift and outliers in the samples of one subject. Differences between session loads count as neither."""
     several = by_session_load(values, openings)
-    if len(values) >= FEWEST and abs(change := _change(values)) > DRIFT and _goes_one_way(several):
+    if len(values) >= FEWEST_ROUNDS and abs(change := _change(values)) > LATENCY_DRIFT and _goes_one_way(several):
         yield f"{name} drifted: its last third takes {1 + change:.2f} times as long as its first"
-    beyond = float(np.concatenate([part > OUTLYING * np.median(part) for part in several]).mean())
-    if beyond > OUTLIERS:
+    beyond = float(np.concatenate([part > OUTLIER_FACTOR * np.median(part) for part in several]).mean())
+    if beyond > OUTLIER_SHARE:
         yield f"{name} has outliers: {beyond:.0%} of its samples"
 
 

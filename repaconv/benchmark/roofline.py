@@ -172,7 +172,7 @@ def _product(operator: Literal["MatMul", "Conv"], precision: str) -> onnx.ModelP
 
 # --- The network next to its limits.
 
-NEAR = 0.9
+AT_LIMIT_SHARE = 0.9
 """A network whose products alone, at the limit, take this share of its latency is at the limit."""
 
 
@@ -224,8 +224,8 @@ def roofline_of(layers: Sequence[Layer], limits: Limits, end_to_end_ms: float) -
         bandwidth=limits.bandwidth,
         limit_ms=round(limit, 6),
         share_of_limit=round(share, 4),
-        at_limit=share >= NEAR,
-        largest_removable=most.group if most and share < NEAR else "",
+        at_limit=share >= AT_LIMIT_SHARE,
+        largest_removable=most.group if most and share < AT_LIMIT_SHARE else "",
         groups=tuple(groups),
     )
 

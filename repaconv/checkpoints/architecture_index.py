@@ -19,9 +19,9 @@ from zipfile import ZipFile
 from repaconv.core.errors import first_names
 
 Shape = tuple[int, ...]
-LIKE = 0.9
+SIMILAR_SHARE = 0.9
 """Minimum share of tensors with the same name and shape for a network to be reported."""
-NEAREST = 3
+NEAREST_COUNT = 3
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,18 @@ def matches(tensors: Mapping[str, Shape]) -> tuple[Match, ...]:
         if nearest is not match and nearest.exact:  # the same architecture with another number of classes
             ranked[made] = replace(nearest, also=(*nearest.also, match.name, *match.also))
     exact = tuple(match for match in ranked.values() if match.exact)
-    return exact or tuple(ranked.values())[:NEAREST]
+    return exact or tuple(ranked.values())[:NEAREST_COUNT]
 
 
 def _near(found: Mapping[str, Shape]) -> Iterator[tuple[float, str, Match]]:
     """Yield architectures that share most tensors with the file: unshared share, identity of the function, match."""
-    for names, networks in _index(int(LIKE * len(found)), int(len(found) / LIKE)):
+    for names, networks in _index(int(SIMILAR_SHARE * len(found)), int(len(found) / SIMILAR_SHARE)):
         most = max(len(names), len(found))
         common = len(names & found.keys())
-        for network in networks if common >= LIKE * most else ():
+        for network in networks if common >= SIMILAR_SHARE * most else ():
             match = _compared(network, found)
             same = common - len(match.head) - len(match.other)
-            if match.exact or same >= LIKE * most:
+            if match.exact or same >= SIMILAR_SHARE * most:
                 yield 1 - same / most, network.made, match
 
 

@@ -29,9 +29,17 @@ from repaconv.core.files import sha256_of
 from repaconv.results import Origin, WeightSet
 
 # Keys under which training code stores the weights that it evaluates, in order of preference.
-USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "network", "weights", "params", ".")
+WEIGHT_KEYS = ("state_dict", "model", "model_state_dict", "module", "net", "network", "weights", "params", ".")
 # Keys under which it stores a moving average of them.
-AVERAGES = ("ema_state_dict", "state_dict_ema", "model_ema", "ema", "ema_model", "model_ema_state_dict", "params_ema")
+AVERAGE_KEYS = (
+    "ema_state_dict",
+    "state_dict_ema",
+    "model_ema",
+    "ema",
+    "ema_model",
+    "model_ema_state_dict",
+    "params_ema",
+)
 # Name parts inserted by wrappers: DistributedDataParallel and AveragedModel, torch.compile.
 WRAPPERS = ("module", "_orig_mod")
 # Prefixes common to all names, from attributes of Lightning modules and trainers.
@@ -42,9 +50,9 @@ COUNTERS = ("steps", "n_averaged", "num_updates", "decay")
 OPTIMIZER = re.compile("optim(?!al)")
 NO_WEIGHTS = re.compile(f"{OPTIMIZER.pattern}|sched|scaler|message_hub")
 SCALARS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
-DEEPEST = 4
+DEEPEST_NESTING = 4
 """Maximum nesting depth of the mapping that holds the weights."""
-RECORDED = 100_000
+MOST_RECORDED_VALUES = 100_000
 """Maximum number of other values that are read from a file."""
 
 
@@ -107,7 +115,7 @@ def read_checkpoint(
     path = Path(path)
     stamp = change_guard.stamp_of(path)
     contents = open_container(path)
-    every = list(_WeightSets().within(contents.value, ".", DEEPEST))
+    every = list(_WeightSets().within(contents.value, ".", DEEPEST_NESTING))
     sets = {each.path: found for each, found, _ in every}
     modules = {each.path: module for each, _, module in every if module}
     prefix = ""
@@ -267,7 +275,7 @@ def _choose(
     if "ema" in sets and _by_ultralytics(contents):
         return "ema", "Ultralytics reads the moving average ema before model"
     plain = [place for place in sets if place not in modules]
-    for usual, among in ((usual, among) for among in (plain, sets) for usual in USUAL):
+    for usual, among in ((usual, among) for among in (plain, sets) for usual in WEIGHT_KEYS):
         under = [place for place in among if place == usual or place.startswith(f"{usual}.")]
         if len(under) > 1:
             raise _ambiguous(path, f"several sets of weights under the usual name {usual}", under)
@@ -288,7 +296,7 @@ def _by_rule(path: Path, place: str, others: list[str], value: Any) -> str:
     if not others:
         bare = "the file is one module" if isinstance(value, Placeholder) else "the file is a bare state dict"
         return "the only weights in the file" if place != "." else bare
-    average = next((other for other in others if other.partition(".")[0] in AVERAGES), None)
+    average = next((other for other in others if other.partition(".")[0] in AVERAGE_KEYS), None)
     beside = f"its moving average is --weights {average}" if average else f"other sets: {', '.join(others)}"
     return f"{place} by rule; {beside}"
 
@@ -388,10 +396,10 @@ def plain_values(value: Any, depth: int = 6, room: Iterator[int] | None = None) 
     """Convert to numbers, strings and containers of them; other values become None.
 
     An argparse.Namespace becomes a dict, a class its name, and a tensor of one number that number, since some
-    training code stores its best accuracy so. ``room`` is the remaining part of `RECORDED`: values that contain
-    each other can expand without limit.
+    training code stores its best accuracy so. ``room`` is the remaining part of `MOST_RECORDED_VALUES`: values that
+    contain each other can expand without limit.
     """
-    room = iter(range(RECORDED)) if room is None else room
+    room = iter(range(MOST_RECORDED_VALUES)) if room is None else room
     if next(room, None) is None:
         return None
     if isinstance(value, Tensor) and value.numel() == 1 and value.dtype in SCALARS:

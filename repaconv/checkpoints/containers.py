@@ -38,9 +38,9 @@ from repaconv.core.thread_pool import thread_pool, usable_cpus
 # torch.load ignores the CRC-32 that the zip stores for each record, so that a flipped bit changes a weight without
 # notice. Here every record of a used tensor is verified.
 
-PIECE = 1 << 18
-WORTH_THREADS = 1 << 24
-UNPACKED = 1 << 26
+PIECE_BYTES = 1 << 18
+THREADED_BYTES = 1 << 24
+MOST_UNPACKED_BYTES = 1 << 26
 """Bytes that compressed records may unpack to beyond four times the file size; torch does not compress records."""
 EXPORTED = ("models/model.json", "serialized_exported_program.json")
 """The record of the graph in an archive of torch.export, since torch 2.8 and before."""
@@ -89,7 +89,7 @@ class ZipChecksums(Checksums):
 
 def _crcs(file: int, records: Collection[Record]) -> Iterator[int]:
     """Yield the CRC-32 of each record in order; on all CPU cores if there are enough bytes."""
-    if sum(record.size for record in records) < WORTH_THREADS:
+    if sum(record.size for record in records) < THREADED_BYTES:
         yield from map(partial(_crc, file), records)
         return
     with thread_pool(usable_cpus()) as pool:
@@ -98,7 +98,7 @@ def _crcs(file: int, records: Collection[Record]) -> Iterator[int]:
 
 def _crc(file: int, record: Record) -> int:
     found, at, end = 0, record.start, record.start + record.size
-    while at < end and (piece := os.pread(file, min(end - at, PIECE), at)):
+    while at < end and (piece := os.pread(file, min(end - at, PIECE_BYTES), at)):
         found, at = zlib.crc32(piece, found), at + len(piece)
     return found
 
@@ -175,7 +175,7 @@ class Archive:
 
     def _unpacked(self, info: zipfile.ZipInfo) -> bytes:
         self.unpacked += info.file_size
-        if self.unpacked > 4 * self.bytes.numel() + UNPACKED:
+        if self.unpacked > 4 * self.bytes.numel() + MOST_UNPACKED_BYTES:
             raise truncated_file(self.path, f"{info.filename} claims to unpack to {info.file_size:,} bytes")
         return self.index.read(info)
 

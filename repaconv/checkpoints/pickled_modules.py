@@ -46,7 +46,7 @@ def weights_of(module: Placeholder, room: Iterator[int]) -> dict[str, Any]:
 
     Args:
         module: The pickled module.
-        room: The remaining part of `MOST`.
+        room: As many items as values may still be read; one is taken for each.
 
     Raises:
         Refused: If modules contain themselves, are too many, or have names that are no texts.

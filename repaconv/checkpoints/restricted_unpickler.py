@@ -25,7 +25,7 @@ from repaconv.core.errors import Refused, describe_exception
 # The base is the standard library's Python unpickler, whose steps can be overridden. The C one allocates as much memory
 # as a pickle claims to need, and modifies any object on its stack.
 
-NESTED = 10_000
+MOST_NESTED_TUPLES = 10_000
 """Maximum number of nested tuples in a tuple. Hashing a tuple visits them all, and recurses into them."""
 
 _Unpickler: Any = pickle._Unpickler
@@ -108,8 +108,8 @@ class OpcodeMachine(_Unpickler):  # type: ignore[misc]
         inner = [self._nested.get(id(item), (item, 1))[1] for item in items if isinstance(item, tuple)]
         if inner:
             self._nested[id(items)] = items, 1 + sum(inner)
-            if sum(inner) >= NESTED:
-                raise pickle.UnpicklingError(f"a tuple of more than {NESTED:,} tuples")
+            if sum(inner) >= MOST_NESTED_TUPLES:
+                raise pickle.UnpicklingError(f"a tuple of more than {MOST_NESTED_TUPLES:,} tuples")
         return items
 
     dispatch = {  # noqa: RUF012 - as in the standard library
@@ -127,7 +127,7 @@ class OpcodeMachine(_Unpickler):  # type: ignore[misc]
 
 # Globals and tensors.
 
-SPREAD = 1 << 24
+MOST_REPEATED_ELEMENTS = 1 << 24
 """Maximum elements of a view beyond four times its storage; a stride of 0 can repeat elements without limit."""
 
 # Names whose only use in a checkpoint is to run code. They would not run here in any case; such a file is refused so
@@ -330,7 +330,7 @@ def strided(flat: Tensor, offset: int, shape: Sequence[int], stride: Sequence[in
     empty = 0 in shape
     if offset < 0 or min((*shape, *stride), default=0) < 0 or (not empty and last >= flat.numel()):
         raise pickle.UnpicklingError(f"a tensor of shape {list(shape)} reaches beyond its storage")
-    if prod(max(size, 1) for size in shape) > 4 * flat.numel() + SPREAD:
+    if prod(max(size, 1) for size in shape) > 4 * flat.numel() + MOST_REPEATED_ELEMENTS:
         raise pickle.UnpicklingError(f"a tensor of shape {list(shape)} of a storage of {flat.numel()}")
     # as_strided counts from the start of the storage, which is the whole mapped file
     return flat.new_empty(shape) if empty else flat.as_strided(shape, stride, flat.storage_offset() + offset)

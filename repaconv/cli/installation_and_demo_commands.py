@@ -28,7 +28,7 @@ from repaconv.core.progress import Progress, prefixed
 if TYPE_CHECKING:
     from repaconv.core.plugins import PluginRow
 
-MANY = 20
+COUNTED_FROM = 20
 """From this number on, names are counted and not listed."""
 
 
@@ -160,7 +160,7 @@ def listed(found: list[PluginRow]) -> Iterator[tuple[str, str, str]]:
         ours = [row.name for row in rows if row not in single_rows]
         kind = group.rpartition(".")[2]
         if ours:
-            yield kind, f"{len(ours)} work", ", ".join(ours) if len(ours) < MANY else ""
+            yield kind, f"{len(ours)} work", ", ".join(ours) if len(ours) < COUNTED_FROM else ""
         for row in single_rows:
             own = "" if row.value.startswith("repaconv.") else f" ({row.value})"
             yield kind, row.name, f"{row.problem or row.note or 'works'}{own}"

@@ -19,9 +19,9 @@ from repaconv.conversion.original_activations import OriginalActivations
 from repaconv.conversion.plain_vit import PlainViT, after_attention, after_ffn, batches, queries_keys_values
 from repaconv.results import BlockScore, HeadScore
 
-PATTERN = 11
+PATTERN_SIDE = 11
 """Side length of the drawn attention patterns."""
-QUERIES = 64
+QUERIES_PER_MATRIX = 64
 """Number of queries per matrix, evenly spaced, whose entropy is computed (at least; a few more are possible)."""
 
 
@@ -45,7 +45,7 @@ class AttentionMoments:
             mean.add_(difference, alpha=1 / seen)
             squares.addcmul_(difference, matrix - mean)
         self._join(mean, squares, len(attention))
-        rows = attention[:, :, prefix :: max(1, first.shape[-1] // QUERIES)]
+        rows = attention[:, :, prefix :: max(1, first.shape[-1] // QUERIES_PER_MATRIX)]
         entropy = torch.special.entr(rows).sum(-1).mean(-1).sum(0)
         self.entropy = self.entropy + entropy / math.log(attention.shape[-1])
 
@@ -129,7 +129,7 @@ def _attention(plain: PlainViT, block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 def _scores(plain: PlainViT, moments: Sequence[AttentionMoments], side: int) -> Scores:
     grid = plain.config.grid
     blocks = tuple(_block(index, seen.heads(grid, side)) for index, seen in enumerate(moments))
-    return Scores(blocks, tuple(mean_kernel(seen.mean, grid, PATTERN) for seen in moments))
+    return Scores(blocks, tuple(mean_kernel(seen.mean, grid, PATTERN_SIDE) for seen in moments))
 
 
 def _block(index: int, heads: tuple[HeadScore, ...]) -> BlockScore:

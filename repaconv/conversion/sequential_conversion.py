@@ -25,7 +25,7 @@ from repaconv.verification.model_runners import weighted
 # The FFN after a replaced mixer. Its last layer is refitted in closed form to the original's residual stream after the
 # block. It has more unknowns than W^O, so it can correct errors that W^O could not.
 
-ROWS = 12_000
+FITTED_TOKENS = 12_000
 """Number of tokens to fit to, sampled from all images; at least four per unknown. More improve little."""
 
 
@@ -46,7 +46,7 @@ def refit_ffn(config: ViTConfig, piece: ConvertedBlock, student: Tensor, wanted:
         for key, module in (("middle", block.get_submodule("norm2")), ("hidden", last))
     ]
     random, rows = torch.Generator().manual_seed(0), student.shape[0] * student.shape[1]
-    share = min(1.0, max(ROWS, 4 * last.in_features) / rows)
+    share = min(1.0, max(FITTED_TOKENS, 4 * last.in_features) / rows)
     for tokens, right in batches(student, wanted):
         block(tokens)
         hidden, added = heard["hidden"].flatten(0, 1), (right - heard["middle"]).flatten(0, 1)

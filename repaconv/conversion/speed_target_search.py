@@ -24,7 +24,7 @@ SPEEDUP_TOLERANCE = 0.05
 """A speed target is met if the measured speedup is within this fraction of it."""
 CORRECTION_THRESHOLD = 0.5 * SPEEDUP_TOLERANCE
 """Smaller deviations are not corrected, because measurements are not more precise."""
-CORRECTIONS = 5
+MOST_CORRECTIONS = 5
 
 SHAPES: Mapping[str, Callable[[int, int], float]] = {
     "even": lambda _block, _last: 1.0,  # ToMe's
@@ -183,7 +183,7 @@ def schedule_for_speedup(
     reaching = {shape: found for shape in SHAPES if (found := costs.reaching(speedup, shape))}
     for shape in sorted(reaching, key=lambda each: loss(reaching[each])):
         schedule: Schedule | None = reaching[shape]
-        for _ in range(CORRECTIONS):
+        for _ in range(MOST_CORRECTIONS):
             if schedule is None or (schedule in speeds and abs(speeds[schedule] / speedup - 1) > CORRECTION_THRESHOLD):
                 break
             speeds |= measure([schedule]) if schedule not in speeds else {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from repaconv.core.errors import EnvironmentProblem
 from repaconv.core.files import SCRATCH, write_error
 
-ROOM = 1 << 16
+DISK_TEST_BYTES = 1 << 16
 """Bytes written to test whether the disk is full. If that fails, the full disk caused the original error."""
 
 
@@ -39,6 +39,6 @@ def scratch_folder(folder: Path | None = None) -> Iterator[Path]:
 
 def _require_room(folder: Path, where: str, hint: str, error: Exception) -> None:
     try:
-        (folder / "room").write_bytes(bytes(ROOM))
+        (folder / "room").write_bytes(bytes(DISK_TEST_BYTES))
     except OSError as full:
         raise write_error(where, full, hint) from error

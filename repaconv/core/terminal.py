@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _VERBOSE = ContextVar("whole", default=False)
-ROWS = 10
+PRINTED_ROWS = 10
 """Number of rows printed of a long table, unless -v asks for all."""
 PIPED_WIDTH = 200
 """Width of tables in characters where stdout is not a terminal and COLUMNS is not set."""

@@ -25,7 +25,7 @@ from repaconv.engines.nvidia_gpu import batch_of, require_gpu, within_memory
 from repaconv.engines.onnxruntime_cpu import PROVIDER, OnnxRuntime, OrtSession, session_of, settings_for
 from repaconv.graph.onnx_files import metadata_of
 
-SIZES = 8
+LARGEST_SHAPE_TENSOR = 8
 """Maximum number of entries of a tensor that counts as a shape."""
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
@@ -120,7 +120,9 @@ def _is_size(event: dict[str, Any]) -> bool:
     """Return whether a node outputs only small integer tensors."""
     told = event.get("args", {}).get("output_type_shape") or ()
     outputs = [(kind, shape) for output in told for kind, shape in output.items()]
-    return bool(outputs) and all(kind.startswith("int") and prod(shape) <= SIZES for kind, shape in outputs)
+    return bool(outputs) and all(
+        kind.startswith("int") and prod(shape) <= LARGEST_SHAPE_TENSOR for kind, shape in outputs
+    )
 
 
 class OnnxRuntimeCuda(OnnxRuntime):

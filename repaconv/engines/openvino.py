@@ -39,7 +39,7 @@ DEVICE = "CPU"
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 """OpenVINO's names of the precisions; int8 is in the graph itself."""
 HINT = "INFERENCE_PRECISION_HINT"
-REST = (f"{HINT}=bf16",)
+BF16_HINT = (f"{HINT}=bf16",)
 TYPES = {"f32": "FLOAT", "bf16": "BF16", "f16": "HALF", "i8": "INT8", "u8": "INT8"}
 DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16", "boolean": "bool"}
 DTYPES |= {f"{kind}{bits}": f"{name}{bits}" for kind, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}
@@ -168,7 +168,7 @@ class OpenVino:
         undefined which threads it affects.
         """
         multiplies = "BF16" in self._package().Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
-        return (REST,) if precision == "int8" and multiplies else ()
+        return (BF16_HINT,) if precision == "int8" and multiplies else ()
 
     def _compiled(self, model: Deployable, spec: SessionSpec, *, counters: bool = False) -> tuple[Any, dict[str, str]]:
         """Compile or load a model; return it with the options in effect."""

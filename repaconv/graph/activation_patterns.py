@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DOMAIN, GROUP = "repaconv", "Activation"
 _INSIDE = UNARY.union(ARITHMETIC, ("Pow",))
-DEPTH = 12
+MOST_NODES = 12
 """Maximum number of nodes in one activation."""
 
 
@@ -103,7 +103,7 @@ def _elementwise_nodes(last: ir.Node, root: ir.Value) -> set[ir.Node] | None:
         if node in inside:
             continue
         inside.add(node)
-        if len(inside) > DEPTH or node.domain or (node.op_type not in _INSIDE):
+        if len(inside) > MOST_NODES or node.domain or (node.op_type not in _INSIDE):
             return None
         for value in node.inputs:
             if value is root or scalar(value) is not None:

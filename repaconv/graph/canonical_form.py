@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-NORMAL = "repaconv.normal"
+NORMALIZED_KEY = "repaconv.normal"
 """Metadata key: the nodes after the last `normalize`, to skip a graph that has not changed."""
-LAST = "repaconv.last"
+LAST_AXES_KEY = "repaconv.last"
 """Metadata key: whether the original graph has a Transpose of the last two axes only."""
 
 
 def normalize(model: ir.Model) -> None:
     """Bring the graph into canonical form, in place. Its function stays the same."""
-    if model.meta.get(NORMAL) == _node_names(model):
+    if model.meta.get(NORMALIZED_KEY) == _node_names(model):
         return  # unchanged since the last call
-    model.meta.setdefault(LAST, any(map(_is_last, nodes_of(model, "Transpose"))))
+    model.meta.setdefault(LAST_AXES_KEY, any(map(_is_last, nodes_of(model, "Transpose"))))
     fold_shapes(model)
     for node in nodes_of(model, *_WINDOWS):
         _write_padding(node)
@@ -53,7 +53,7 @@ def normalize(model: ir.Model) -> None:
         _unflatten_heads(model, node)
     shorten_views(model)
     clean(model)
-    model.meta[NORMAL] = _node_names(model)
+    model.meta[NORMALIZED_KEY] = _node_names(model)
 
 
 def _is_last(node: ir.Node) -> bool:

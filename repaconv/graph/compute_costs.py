@@ -23,7 +23,7 @@ from repaconv.graph.operator_facts import (
     SELECTIONS,
     VIEWS,
 )
-from repaconv.graph.shape_arithmetic import SMALL
+from repaconv.graph.shape_arithmetic import MOST_SHAPE_ENTRIES
 from repaconv.graph.symbolic_shapes import Size, Sizes, as_numbers, sizes
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def _is_size(value: ir.Value) -> bool:
     """Return whether a value is a small integer tensor that the graph computes, as shapes and indices are."""
     shape = None if (found := sizes(value)) is None else as_numbers(found)
     whole = value.dtype is not None and value.dtype.name == "INT64"
-    return whole and shape is not None and prod(shape) <= SMALL and not value.is_graph_input()
+    return whole and shape is not None and prod(shape) <= MOST_SHAPE_ENTRIES and not value.is_graph_input()
 
 
 def _flops(node: ir.Node) -> int | None:

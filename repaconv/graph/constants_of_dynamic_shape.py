@@ -17,7 +17,7 @@ from repaconv.graph.symbolic_shapes import Size, Sizes, sizes
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-LARGEST = 1 << 24
+MOST_ENTRIES = 1 << 24
 """Maximum number of entries of a constant that is searched for repetition."""
 
 
@@ -28,7 +28,7 @@ def broadcast_constant(value: ir.Value | None, depth: int = 12) -> Array | None:
     """
     numbers = constant(value)
     if numbers is not None:
-        return _collapsed(numbers) if numbers.size <= LARGEST else None
+        return _collapsed(numbers) if numbers.size <= MOST_ENTRIES else None
     node = value.producer() if value is not None else None
     shape = sizes(value)
     if node is None or node.domain or shape is None or not depth or value is None or not node.inputs:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from repaconv.graph.discrete_outputs import has_constant_decision
 from repaconv.graph.element_type_conversion import as_float32, element_types, retyped, unsupported
-from repaconv.graph.graph_without_weights import APART, LARGE, mark_as_external
+from repaconv.graph.graph_without_weights import EXTERNAL_LOCATION, MOST_KEPT_ENTRIES, mark_as_external
 from repaconv.graph.model_rewriting import read, rewrite, write_like
 from repaconv.graph.onnx_files import subgraphs_of
 from repaconv.results import Change
@@ -76,12 +76,12 @@ def rewritten_in_float64(
     weights, unchanged = {}, {}
     for name, value in initializers.items():
         known = value.const_value
-        if known is None or known.dtype != ir.DataType.DOUBLE or known.size <= LARGE:
+        if known is None or known.dtype != ir.DataType.DOUBLE or known.size <= MOST_KEPT_ENTRIES:
             continue
         weights[name] = known
         if known in given:
             unchanged[name] = given[known]
-        value.const_value = ir.ExternalTensor(APART, None, None, known.dtype, shape=known.shape, name=name)
+        value.const_value = ir.ExternalTensor(EXTERNAL_LOCATION, None, None, known.dtype, shape=known.shape, name=name)
     return Float64Graph(write_like(typed, graph), weights, unchanged), changes
 
 

@@ -20,13 +20,13 @@ from repaconv.graph.onnx_files import all_graphs, dims_of, names_read
 if TYPE_CHECKING:
     import onnx
 
-APART = "given apart"
+EXTERNAL_LOCATION = "given apart"
 """Location of a weight that is marked as external."""
-LARGE = 1024
+MOST_KEPT_ENTRIES = 1024
 """Maximum number of entries of a weight that stays; small ones may be shapes."""
 ONE_FILE_BYTES = 2 * 1024**3
 """More bytes than one ONNX file can have."""
-PAGE = 4096
+PAGE_BYTES = 4096
 """Bytes of a page of memory: where a weight begins in a file, so that it can be mapped alone."""
 
 
@@ -193,7 +193,7 @@ def _as_external(weight: onnx.TensorProto) -> onnx.TensorProto:
 
     kinds = onnx.TensorProto
     found = kinds(name=weight.name, dims=weight.dims, data_type=weight.data_type, data_location=kinds.EXTERNAL)
-    found.external_data.add(key="location", value=APART)
+    found.external_data.add(key="location", value=EXTERNAL_LOCATION)
     return found
 
 
@@ -206,7 +206,7 @@ def refer_to_file(bare: onnx.ModelProto, weights: Mapping[str, NDArray[Any]], pa
                 continue
             array = np.ascontiguousarray(weights[weight.name])
             if array.nbytes:
-                file.seek(-(-file.tell() // PAGE) * PAGE)
+                file.seek(-(-file.tell() // PAGE_BYTES) * PAGE_BYTES)
             del weight.external_data[:]
             for key, place in (("location", path.name), ("offset", file.tell()), ("length", array.nbytes)):
                 weight.external_data.add(key=key, value=str(place))
@@ -308,4 +308,4 @@ def weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _is_large(weight: onnx.TensorProto) -> bool:
-    return bool(prod(weight.dims) > LARGE)
+    return bool(prod(weight.dims) > MOST_KEPT_ENTRIES)

@@ -107,7 +107,7 @@ def _all_equal(value: ir.Value | None, number: int) -> bool:
     return numbers is not None and bool((numbers == number).all())
 
 
-LARGEST = 256.0
+LARGEST_UNMASKED = 256.0
 """Largest number that a constant may add to scores, or multiply them by, and not be a mask: scores stay far from the
 largest number even of float16."""
 
@@ -120,7 +120,7 @@ def _is_softmax_of_finite_scores(value: ir.Value | None) -> bool:
     while todo:
         x = todo.pop()
         numbers, node = constant(x), x.producer() if x is not None else None
-        if x in seen or (numbers is not None and bool((np.abs(numbers) <= LARGEST).all())):
+        if x in seen or (numbers is not None and bool((np.abs(numbers) <= LARGEST_UNMASKED).all())):
             continue
         if x is None or node is None or node.domain or node.op_type not in (*PRODUCTS, *VIEWS, "Add", "Sub", "Mul"):
             return False

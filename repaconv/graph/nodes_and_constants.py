@@ -23,7 +23,7 @@ _ENDING = re.compile(r"\.(out|\d+)$")
 """What the name of a node's output has more than the node's."""
 
 
-SMALL = 1024
+MOST_CACHED_ENTRIES = 1024
 """Numbers of a constant that is decoded once."""
 
 
@@ -50,7 +50,7 @@ def _stored(value: ir.Value) -> Array:
     known = value.const_value
     assert known is not None
     found: Array = known.numpy()
-    if isinstance(known, ir.serde.TensorProtoTensor) and found.size <= SMALL:
+    if isinstance(known, ir.serde.TensorProtoTensor) and found.size <= MOST_CACHED_ENTRIES:
         value.const_value = ir.Tensor(found, known.dtype, name=known.name)
     return found
 

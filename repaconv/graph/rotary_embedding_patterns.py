@@ -47,7 +47,7 @@ MOST_TERMS = 4
 """The most terms in the sum of one entry of y."""
 MOST_ENTRIES = 2**23
 """The most entries of x for which sums are computed."""
-BATCHES = (2, 3, 5, 7, 11, 13)
+TRIED_BATCH_SIZES = (2, 3, 5, 7, 11, 13)
 """Batch sizes for which sums are computed if it is dynamic: the first one that divides no other size of x. Otherwise
 images and heads could be exchanged unseen."""
 
@@ -307,7 +307,7 @@ def terms_of(y: ir.Value, x: ir.Value) -> Terms | None:
     rest = None if shape is None else as_numbers(shape[1:])
     if shape is None or rest is None:
         return None
-    other = next((size for size in BATCHES if all(length % size for length in rest)), BATCHES[-1])
+    other = next((size for size in TRIED_BATCH_SIZES if all(length % size for length in rest)), TRIED_BATCH_SIZES[-1])
     whole = (shape[0] if isinstance(shape[0], int) else other, *rest)
     if math.prod(whole) > MOST_ENTRIES:
         return None

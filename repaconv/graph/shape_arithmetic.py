@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 INT64 = np.iinfo(np.int64)
-SMALL = 64
+MOST_SHAPE_ENTRIES = 64
 """Maximum number of entries of an integer tensor that may be a shape."""
 
 
@@ -38,7 +38,9 @@ class Integers(dict["ir.Value", "list[Size] | Size"]):
         if value in self:
             return self[value]
         stored = value.const_value
-        if stored is None or stored.size > SMALL or len(stored.shape) > 1:  # before it is converted: weights are large
+        if (
+            stored is None or stored.size > MOST_SHAPE_ENTRIES or len(stored.shape) > 1
+        ):  # before it is converted: weights are large
             return None
         found = constant(value)
         if found is None or found.dtype.kind not in "iub":
@@ -214,7 +216,7 @@ def _filled(known: Integers, node: ir.Node) -> list[Size] | None:
     number = np.asarray(value.numpy()).reshape(-1)[0] if value is not None else np.float32(0)
     if not isinstance(shape, list) or len(shape) != 1 or not isinstance(shape[0], int) or number.dtype.kind not in "iu":
         return None
-    return [int(number)] * shape[0] if shape[0] <= SMALL else None
+    return [int(number)] * shape[0] if shape[0] <= MOST_SHAPE_ENTRIES else None
 
 
 def _reshaped_ints(known: Integers, node: ir.Node) -> list[Size] | None:

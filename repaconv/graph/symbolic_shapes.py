@@ -175,14 +175,14 @@ def parse_expression(text: str, names: Collection[str]) -> Size | None:
         text: The expression.
         names: The names that it may be made of.
     """
-    if len(text) > LONGEST or not text.isascii() or "#" in text:
+    if len(text) > LONGEST_EXPRESSION or not text.isascii() or "#" in text:
         return None
     with suppress(SyntaxError, ValueError):
         return _computed(ast.parse(text, mode="eval").body, names)
     return None
 
 
-LONGEST = 400
+LONGEST_EXPRESSION = 400
 """Length of the longest text that is read as an expression."""
 
 

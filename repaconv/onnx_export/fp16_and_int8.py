@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LARGEST_FP16 = 65504.0
 # Headroom for images that were not measured.
-HEADROOM = 8.0
+FP16_HEADROOM = 8.0
 # Their kernels square the input, and some accumulate the squares in float16.
 SQUARING = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization", "LpNormalization")
 QUANTIZED = ("MatMul", "Gemm", "Conv")
@@ -55,7 +55,7 @@ def nodes_beyond_fp16(model: onnx.ModelProto, largest: Mapping[str, float]) -> l
     for node in model.graph.node:
         reach = max((known.get(name, 0.0) for name in (*node.input, *node.output)), default=0.0)
         squared = max((known.get(name, 0.0) for name in node.input[:1]), default=0.0) ** 2
-        limit = LARGEST_FP16 / HEADROOM
+        limit = LARGEST_FP16 / FP16_HEADROOM
         if not reach <= limit or (node.op_type in SQUARING and not squared <= limit):
             found.append(node.name)
     return found
@@ -77,7 +77,7 @@ def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
     constants = _take_constant_outputs(copied.graph)
     _give_own_weights(copied.graph, lambda node, _: None if node.name in keep else "fp16")
     for node in copied.graph.node:
-        node.doc_string = OWN
+        node.doc_string = ORIGINAL_NODE
     with only_errors():
         typed = OnnxModel(convert_float_to_float16(copied, keep_io_types=True, node_block_list=list(keep)))
         _remove_inner_casts(typed.model.graph)
@@ -167,7 +167,7 @@ def _remove_unread_weights(graph: onnx.GraphProto) -> None:
         graph.initializer.remove(weight)
 
 
-OWN = "of the graph itself"
+ORIGINAL_NODE = "of the graph itself"
 """Marks nodes that are not the converter's; it gives some of them other names and outputs."""
 
 
@@ -186,7 +186,7 @@ def _remove_inner_casts(graph: onnx.GraphProto) -> None:
     for name, node in casts.items():
         before = casts.get(node.input[0])
         if _casts_to(node, TensorProto.FLOAT) and before is not None and _casts_to(before, TensorProto.FLOAT16):
-            if before.doc_string == OWN:
+            if before.doc_string == ORIGINAL_NODE:
                 node.input[0] = before.input[0]
             else:
                 kept_in_float[name] = before.input[0]

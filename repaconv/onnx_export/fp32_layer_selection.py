@@ -18,9 +18,9 @@ from repaconv.onnx_export.fp16_and_int8 import QUANTIZED
 if TYPE_CHECKING:
     import onnx
 
-GROUPS = 24
+MOST_GROUPS = 24
 """Maximum number of groups; a deeper network has several adjacent modules in one group."""
-SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+FP32_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of the groups that stay in float32; each set contains the previous one."""
 _IN_A_BLOCK = re.compile(r".*[./]\d+[./][^./]+")
 
@@ -33,11 +33,11 @@ def module_of(name: str) -> str:
 
 
 def groups_of(model: onnx.ModelProto) -> list[tuple[str, ...]]:
-    """Return the modules that multiply by weights, in order, in at most `GROUPS` groups of adjacent ones."""
+    """Return the modules that multiply by weights, in order, in at most `MOST_GROUPS` groups of adjacent ones."""
     weights = {weight.name for weight in model.graph.initializer}
     layers = [n for n in model.graph.node if n.op_type in QUANTIZED and not weights.isdisjoint(n.input)]
     modules = list(dict.fromkeys(module_of(node.name) for node in layers))
-    together = -(-len(modules) // GROUPS)
+    together = -(-len(modules) // MOST_GROUPS)
     return [tuple(modules[start : start + together]) for start in range(0, len(modules), together or 1)]
 
 
@@ -145,7 +145,7 @@ def growing_sets(groups: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     Args:
         groups: Groups of modules, the most sensitive first.
     """
-    counts = dict.fromkeys(-(-len(groups) * share // 1) for share in SHARES)
+    counts = dict.fromkeys(-(-len(groups) * share // 1) for share in FP32_SHARES)
     steps = [groups[: int(count)] for count in counts if count < len(groups)]
     return [tuple(name for group in step for name in group) for step in steps]
 

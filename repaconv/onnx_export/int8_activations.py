@@ -34,20 +34,20 @@ MOST_BIAS = 0.1
 """Limit of the mean difference from c x g(x), relative to the same."""
 MOST_DIFFERENCE = 0.03
 """Limit of the difference from c x g(x) at any value that occurs, relative to the activation's largest value."""
-SAME = 1e-5
+HARD_SWISH_RTOL = 1e-5
 """Relative difference up to which an activation is hard-swish; it is evaluated in float32."""
 SLOPES = np.linspace(0.5, 2, 1501)
 """Values of a that are tried."""
-FAR = 1e4
+SATURATED_INPUT = 1e4
 """Where g is 1, so that the activation is c x."""
 LARGEST_INPUT = 1e6
 """Largest input of an activation: ONNX Runtime's 8-bit sum computes in 32 bits, where larger ones wrap to 0."""
-CODES = np.arange(256)
+UINT8_VALUES = np.arange(256)
 """The values of uint8."""
 ELEMENTWISE = {*UNARY, *ARITHMETIC, "Clip", "Max", "Min", "Pow"}
 SINGLE_NODES = ("Gelu", "HardSwish", "Swish")
 """Activations of one node that are replaced. Relu, LeakyRelu, Clip and Sigmoid are computed in 8 bits as they are."""
-DEPTH = 12
+MOST_NODES = 12
 """Maximum number of nodes in one activation."""
 
 
@@ -84,7 +84,7 @@ class _Gate(NamedTuple):
             gate: Array = 0.5 + 0.5 * np.tanh(0.5 * self.slope * x)
         else:
             gate = np.clip(self.slope * x + 0.5, 0, 1)
-        return self.factor * (np.round(gate * CODES[-1]) / CODES[-1] if rounded else gate)
+        return self.factor * (np.round(gate * UINT8_VALUES[-1]) / UINT8_VALUES[-1] if rounded else gate)
 
 
 HARD_SIGMOID = _Gate(False, 1 / 6)
@@ -123,7 +123,7 @@ def with_8_bit_activations(
 def _activation_before(after: ir.Node, order: Mapping[ir.Node, int]) -> _Activation | None:
     """The elementwise function of one uint8 value that a QuantizeLinear reads."""
     inside, roots, todo = set[Any](), set(), [after.inputs[0]]
-    while todo and len(inside) <= DEPTH:
+    while todo and len(inside) <= MOST_NODES:
         value = todo.pop()
         node = made_by(value, *ELEMENTWISE)
         if node is None:
@@ -174,10 +174,10 @@ def _counts(proto: onnx.ModelProto, found: Sequence[_Activation], calls: Iterabl
     del probe.graph.output[:]
     probe.graph.output.extend(onnx.helper.make_tensor_value_info(name, kind, None) for name in dict.fromkeys(names))
     session = _session(probe)
-    counts = [np.zeros(CODES.size) for _ in found]
+    counts = [np.zeros(UINT8_VALUES.size) for _ in found]
     for call in calls:
         for total, values in zip(counts, session.run(names, dict(call)), strict=True):
-            total += np.bincount(values.ravel(), minlength=CODES.size)
+            total += np.bincount(values.ravel(), minlength=UINT8_VALUES.size)
     return counts
 
 
@@ -186,21 +186,21 @@ def _fitted_gate(activation: _Activation, counts: Array) -> _Gate | None:
     before, after = activation.before, activation.after
     if not np.isfinite([_scale_and_zero_point(node) for node in (before, after)]).all():
         return None
-    x = _dequantized(before, CODES)
+    x = _dequantized(before, UINT8_VALUES)
     if np.abs(x).max() > LARGEST_INPUT:
         return None
-    outputs = _outputs(activation, np.append(x, FAR))
+    outputs = _outputs(activation, np.append(x, SATURATED_INPUT))
     y, far = outputs[:-1], outputs[-1]
     step, weights = x[1] - x[0], counts / max(counts.sum(), 1)
     if not np.isfinite(outputs).all() or far <= 0:
         return None
-    gate = _nearest(x, y, weights, factor=far / FAR)
+    gate = _nearest(x, y, weights, factor=far / SATURATED_INPUT)
     difference = x * gate(x) - y
     by_input = np.square(np.gradient(y, step) * step) / 12
 
     def error(outputs: Array) -> float:
         scale, zero = _scale_and_zero_point(after)
-        rounded = _dequantized(after, np.clip(np.round(outputs / scale) + zero, 0, CODES[-1]))
+        rounded = _dequantized(after, np.clip(np.round(outputs / scale) + zero, 0, UINT8_VALUES[-1]))
         return float(np.sqrt(weights @ (np.square(rounded - y) + by_input)))
 
     usual, occurs = error(y), counts > 0
@@ -215,7 +215,7 @@ def _fitted_gate(activation: _Activation, counts: Array) -> _Gate | None:
 def _nearest(x: Array, y: Array, weights: Array, factor: float) -> _Gate:
     """Hard-swish if y is that, otherwise the sigmoid whose differences have a mean of 0."""
     hard = HARD_SIGMOID._replace(factor=factor)
-    if np.abs(x * hard(x) - y).max() <= SAME * np.abs(y).max():
+    if np.abs(x * hard(x) - y).max() <= HARD_SWISH_RTOL * np.abs(y).max():
         return hard
     sigmoids = (_Gate(True, float(slope), factor) for slope in SLOPES)
     return min(sigmoids, key=lambda gate: abs(float(weights @ (x * gate(x) - y))))
@@ -276,11 +276,13 @@ def _replace(model: ir.Model, activation: _Activation, gate: _Gate) -> None:
     if gate.is_sigmoid:
         made = write("Sigmoid", sloped)
     else:
-        half = write("DequantizeLinear", write.exactly(np.uint8(CODES[-1])), write.constant(0.5 / CODES[-1]), least)
+        half = write(
+            "DequantizeLinear", write.exactly(np.uint8(UINT8_VALUES[-1])), write.constant(0.5 / UINT8_VALUES[-1]), least
+        )
         made = write("Add", sloped, half)
-    rounded = write("QuantizeLinear", made, write.constant(1 / CODES[-1]), least)
+    rounded = write("QuantizeLinear", made, write.constant(1 / UINT8_VALUES[-1]), least)
     rounded.dtype = zero.dtype
-    product = write("Mul", x, write("DequantizeLinear", rounded, write.constant(gate.factor / CODES[-1]), least))
+    product = write("Mul", x, write("DequantizeLinear", rounded, write.constant(gate.factor / UINT8_VALUES[-1]), least))
     name = last.name
     write.replace(last, product)
     model.graph.remove(activation.nodes, safe=True)

@@ -70,7 +70,7 @@ class PaperTable(Result):
 
 OF_THE_RUN = ("converted", "recorded", "fold", "stored", "engine")
 """Links that are of no export, or of an engine, which the run is about."""
-LOWER = ("fp16", "bf16", "int8")
+LOWER_PRECISIONS = ("fp16", "bf16", "int8")
 
 
 class Report(Artefact):
@@ -131,7 +131,7 @@ class Report(Artefact):
         graphs = used | set(of.values())
         found = [each.variant for each in self.exports if each.payload.sha256 in graphs]
         found = found or [each.variant for each in self.exports[:1]]
-        exact = [".".join(part for part in name.split(".") if part not in LOWER) for name in found]
+        exact = [".".join(part for part in name.split(".") if part not in LOWER_PRECISIONS) for name in found]
         return frozenset([*found, *exact])
 
     @property

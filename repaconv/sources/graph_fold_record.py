@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 # Measured properties: input sizes, batch, float32 rounding error
 
-WORSE = 4.0
+ROUNDING_SAFETY = 4.0
 """Safety factor on the measured float32 rounding error: other inputs and summation orders may round more."""
 
 
-DOUBTED = 1e-2
+LARGEST_RELIABLE_ROUNDING = 1e-2
 """Largest float32 rounding error (relative) that measures anything. Above it, inputs with other gains are tried. If the
 error stays above it, no digit of the float32 outputs is right, and it is no ground for larger tolerances."""
 
 
-OTHERS = 4
+COMPARED_CALLS = 4
 """Number of calls whose output shapes must agree where the graph itself does not fix them."""
 
 
-CHANNELS = (1, 3, 4)
+IMAGE_CHANNELS = (1, 3, 4)
 """Channel counts of images, used to tell [B, C, H, W] from [B, H, W, C]."""
 
 
@@ -94,7 +94,7 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
     ran = [(call, given.run(call)) for call in (usual, found.plain[0])]
     rows = _has_rows_per_image(model, batch, ran)
     if rows and _has_value_dependent_shapes(given):
-        others = (found.call(model, seed) for seed in range(1, OTHERS))
+        others = (found.call(model, seed) for seed in range(1, COMPARED_CALLS))
         rows = len({shapes_of(given.run(call)) for call in (usual, *others)}) == 1
     size = None if not rows and batch not in ("dynamic", 1) else size
     if isinstance(batch, int) and batch > 1 and not any(_row_count(out) == batch for out in given.run(usual).values()):
@@ -119,38 +119,39 @@ def _float64_rounding_error(
 ) -> tuple[str, float, float, str]:
     """Compare float32 with float64: (float64 evaluator or "", relative rounding error, gain of the inputs, doubt).
 
-    The first gain is used if its error is at most `DOUBTED`, else the gain with the smallest error. The error is 0, and
-    the usual tolerances apply, if it does not measure rounding: if it is above `DOUBTED` for each gain, or if the graph
-    makes discrete decisions, of which one may have changed. An error that would raise the tolerances must be rounding:
-    where float64 is another function than ONNX Runtime's, which the doubt says, it is not used.
+    The first gain is used if its error is at most `LARGEST_RELIABLE_ROUNDING`, else the gain with the smallest error.
+    The error is 0, and the usual tolerances apply, if it does not measure rounding: if it is above
+    `LARGEST_RELIABLE_ROUNDING` for each gain, or if the graph makes discrete decisions, of which one may have changed.
+    An error that would raise the tolerances must be rounding: where float64 is another function than ONNX Runtime's,
+    which the doubt says, it is not used.
     """
     from repaconv.graph.discrete_outputs import has_discrete_decision
 
     usual, limit = next(iter(calls)), usual_rtols(given.model)["onnx"]
     errors: dict[float, float] = {}
     for gain, call in calls.items():
-        if errors.get(usual, inf) <= DOUBTED:
+        if errors.get(usual, inf) <= LARGEST_RELIABLE_ROUNDING:
             break
         try:
             right = given.truth(call)
             if has_discrete_decision(given.model):
                 return given.float64.told, 0.0, usual, ""
             errors[gain] = _rounding_error(right, given.run(call), folded.run(call))
-            if WORSE * errors[gain] > limit:  # a fusion of the runtime may be the cause
+            if ROUNDING_SAFETY * errors[gain] > limit:  # a fusion of the runtime may be the cause
                 written = 0.0
                 for graph in dict.fromkeys((given, folded)):  # one, if nothing was folded
-                    if errors[gain] > WORSE * written:
+                    if errors[gain] > ROUNDING_SAFETY * written:
                         written = max(written, _rounding_error(right, graph.as_written(call)))
-                errors[gain] = written if errors[gain] > WORSE * written else errors[gain]
+                errors[gain] = written if errors[gain] > ROUNDING_SAFETY * written else errors[gain]
         except Exception:  # raised by either runtime: an operator without float64, or values that it rejects
             continue
     best = min(errors, key=lambda gain: errors[gain], default=usual)
     for gain in dict.fromkeys((usual, best)):
-        if WORSE * errors.get(gain, 0.0) > limit and (doubt := _doubt(given, calls[gain])):
+        if ROUNDING_SAFETY * errors.get(gain, 0.0) > limit and (doubt := _doubt(given, calls[gain])):
             return "", 0.0, usual, doubt
     if errors.get(best, inf) == inf:
         return "", 0.0, usual, ""
-    error, gain = (errors[best], best) if errors[best] <= DOUBTED else (0.0, usual)
+    error, gain = (errors[best], best) if errors[best] <= LARGEST_RELIABLE_ROUNDING else (0.0, usual)
     return given.float64.told, error, gain, ""
 
 
@@ -181,7 +182,7 @@ def _tolerances(model: onnx.ModelProto, rounded: float, undoubled: str) -> tuple
     """
     usual = usual_rtols(model)
     usual = {**usual, "fold": usual["onnx"]} if undoubled else usual
-    worse = max(1.0, WORSE * rounded / usual["onnx"])
+    worse = max(1.0, ROUNDING_SAFETY * rounded / usual["onnx"])
     reasons = [depth_reason(depth_of(model))]
     if worse > 1:
         reasons += [
@@ -217,7 +218,9 @@ def _image_properties(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize 
         or not isinstance(first.shape[1], int)
         or not floats
         or len({*fixed}) > 1
-        or (first.shape[1] not in CHANNELS and first.shape[3] in CHANNELS)  # images in the layout [B, H, W, C]
+        or (
+            first.shape[1] not in IMAGE_CHANNELS and first.shape[3] in IMAGE_CHANNELS
+        )  # images in the layout [B, H, W, C]
     ):
         return None, False, batch, told
     height, width = (

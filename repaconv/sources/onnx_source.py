@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # --- Convert an ONNX graph of an old opset to the oldest opset that folds support, and verify the conversion.
 
-RAISED = "ONNX at opset {}"
+RAISED_LABEL = "ONNX at opset {}"
 
 
 class Raised(NamedTuple):
@@ -66,7 +66,7 @@ class Raised(NamedTuple):
         """
         if self.graph is given:
             return self
-        links = proved(source, given, self.graph, ends=(GIVEN, RAISED.format(opset_of(self.graph.model))))
+        links = proved(source, given, self.graph, ends=(GIVEN, RAISED_LABEL.format(opset_of(self.graph.model))))
         if any(link.verdict == "failed" for link in links):
             why = f"{_opset_message(given.model)}, and what ONNX's converter makes of it computes something else"
             return Raised(given, (), (why,))

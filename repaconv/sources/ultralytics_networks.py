@@ -47,7 +47,7 @@ KEYS = tuple(
 """Keys of a YAML that the package reads."""
 LARGEST, MOST_REPEATS = 1 << 16, 1000
 """Largest number in a YAML, and most repetitions of a layer: anything larger is meant to exhaust memory."""
-SPARE = 1 << 26
+MOST_SPARE_NUMBERS = 1 << 26
 """Numbers that a network may have beside those of its checkpoint, which its heads for training have."""
 
 
@@ -233,7 +233,7 @@ def _bounded(tensors: Mapping[str, Tensor]) -> Any:
     import torch
     from torch.overrides import TorchFunctionMode
 
-    most = 4 * sum(tensor.numel() for tensor in tensors.values()) + SPARE
+    most = 4 * sum(tensor.numel() for tensor in tensors.values()) + MOST_SPARE_NUMBERS
     count = 0
 
     class Counted(TorchFunctionMode):

@@ -19,9 +19,9 @@ from repaconv.tasks.contract import (
     require_same_shape,
 )
 
-LEAST = 0.01
+LEAST_DEPTH_SHARE = 0.01
 """Share of an image's largest depth below which a pixel is not compared: a relative error means nothing near zero."""
-NEAR = 1.25
+DELTA_THRESHOLD = 1.25
 OTHER_SCALE = 0.9
 """AbsRel from which on depth is not that of the labels."""
 
@@ -50,7 +50,7 @@ class Depth(Task):
         """AbsRel of one image, over the pixels where the reference is above zero."""
         require_same_shape(result, truth)
         there = np.isfinite(truth) & (truth > 0)
-        there &= truth > LEAST * truth[there].max(initial=0.0)
+        there &= truth > LEAST_DEPTH_SHARE * truth[there].max(initial=0.0)
         if not there.any():
             return {"pixels": 0, "AbsRel": 0.0, "within 25%": 1.0}
         a, b = np.maximum(result[there], 0.0), truth[there]
@@ -58,7 +58,7 @@ class Depth(Task):
         return {
             "pixels": int(there.sum()),
             "AbsRel": float((np.abs(result[there] - b) / b).mean()),
-            "within 25%": float((ratio < NEAR).mean()),
+            "within 25%": float((ratio < DELTA_THRESHOLD).mean()),
         }
 
     def summary(self, rows: Sequence[Row]) -> dict[str, float]:

@@ -1,9 +1,9 @@
 """Object detection: boxes after NMS, matched by class and IoU; precision, recall, F1 and COCO's mAP50-95.
 
-The reference's objects with a score of at least `SCORE` take the place of labels. Precision, recall and F1 are of the
-candidate's objects above the same score, matched at IoU 0.5; within `MARGIN` of it, matched objects count and others do
-not. The average precision is that of COCO (101 recall levels, 10 IoU thresholds), and against labels (of at most 100
-detections per image) equal to pycocotools'.
+The reference's objects with a score of at least `SCORE_THRESHOLD` take the place of labels. Precision, recall and F1
+are of the candidate's objects above the same score, matched at IoU 0.5; within `SCORE_MARGIN` of it, matched objects
+count and others do not. The average precision is that of COCO (101 recall levels, 10 IoU thresholds), and against
+labels (of at most 100 detections per image) equal to pycocotools'.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from repaconv.tasks.contract import (
 )
 from repaconv.tasks.rotated_boxes import rotated_ious
 
-SCORE = 0.25
+SCORE_THRESHOLD = 0.25
 """Score from which on a detection counts as an object: the default of Ultralytics' ``predict``."""
-MARGIN = 0.02
-"""A score that lower precision moves by no more than that across `SCORE` neither loses an object nor makes one."""
+SCORE_MARGIN = 0.02
+"""A score that lower precision moves by no more than that across `SCORE_THRESHOLD` neither loses an object nor makes
+one."""
 LEAST_SCORE = 0.001
 """Score from which on a detection counts for the average precision, as in Ultralytics' ``val``."""
 NMS_IOU = 0.7
 """IoU above which NMS removes the box with the lower score: the default of Ultralytics."""
 IOUS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
-MOST, MOST_BEFORE_NMS = 100, 2000
+MOST_DETECTIONS, MOST_BEFORE_NMS = 100, 2000
 BOXES, SCORES, CLASSES = ("boxes",), ("scores",), ("labels", "classes")
 MASKS, MASK_THRESHOLD = "masks", 0.5
 """Of instances, the largest output, and from which number on a pixel is part of one, as in torchvision."""
@@ -133,15 +134,15 @@ class Detection(Task):
 
     def truth(self, result: Objects) -> Objects:
         """The objects that are there, by the reference."""
-        return result.only(result.scores >= SCORE)
+        return result.only(result.scores >= SCORE_THRESHOLD)
 
     def row(self, result: Objects, truth: Objects) -> Row:
         """Match the objects of one image, class by class."""
         to = matched_to(result, truth)
         matched = to >= 0
         masks = mask_ious(result, truth, to[:, 0])
-        hit = matched[:, 0] & (result.scores >= SCORE - MARGIN)
-        shown = hit | (result.scores >= SCORE + MARGIN)
+        hit = matched[:, 0] & (result.scores >= SCORE_THRESHOLD - SCORE_MARGIN)
+        shown = hit | (result.scores >= SCORE_THRESHOLD + SCORE_MARGIN)
         return {
             "scores": result.scores,
             "classes": result.classes,
@@ -165,7 +166,7 @@ class Detection(Task):
                 hint="Leave --labels out: the results are compared with those of the original network.",
                 code="labels.rotated",
             )
-        return {"result": result.only(np.arange(len(result.scores)) < MOST), "label": label}
+        return {"result": result.only(np.arange(len(result.scores)) < MOST_DETECTIONS), "label": label}
 
     def settled_labels(self, pairs: Sequence[tuple[Row, ...]]) -> Sequence[tuple[Row, ...]]:
         """Match the objects of every image with those of COCO."""
@@ -217,7 +218,7 @@ class Detection(Task):
         """Precision, recall, F1 and mAP50-95."""
         hits, shown, there = (sum(row[name] for row in rows) for name in ("hits", "shown", "there"))
         if not there:
-            nothing = f"the reference finds no object with a score of {SCORE:g} in any image"
+            nothing = f"the reference finds no object with a score of {SCORE_THRESHOLD:g} in any image"
             raise Invented(f"{nothing}, the candidate finds {shown}") if shown else Nothing(nothing)
         return {
             "precision": hits / shown if shown else 0.0,
@@ -300,7 +301,7 @@ def _objects_of(label: Labeled, numbers: Mapping[int, int]) -> Objects:
 
 def _agreed(result: Objects, label: Labeled, numbers: Mapping[int, int]) -> int:
     """How many objects match one of the labels with its class."""
-    shown = result.only(result.scores >= SCORE)
+    shown = result.only(result.scores >= SCORE_THRESHOLD)
     return int(matches(shown, _objects_of(label.only(~label.crowd), numbers))[:, 0].sum())
 
 
@@ -412,7 +413,7 @@ def suppressed(objects: Objects, threshold: float = NMS_IOU) -> Objects:
         )
         overlap = ious(objects.boxes[place : place + 1], objects.boxes[later])[0]
         open_ones[later[overlap > threshold]] = False
-        if len(kept) >= 3 * MOST:
+        if len(kept) >= 3 * MOST_DETECTIONS:
             break
     return objects.only(np.asarray(kept, dtype=int))
 

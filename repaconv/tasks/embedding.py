@@ -10,7 +10,7 @@ from repaconv.tasks.contract import Array, Metric, Nothing, Outputs, Row, Task, 
 
 LEAST_IMAGES = 3
 """Images from which on there is a choice of the nearest one."""
-CLOSE = 0.01
+SIMILARITY_MARGIN = 0.01
 """An image that the reference finds nearly as near as the nearest is as good an answer: within this share of how much
 more similar the nearest is than the median of the others (benchmarks/task_noise.py)."""
 
@@ -38,7 +38,7 @@ class Embedding(Task):
         return {"query": result, "vector": truth, "cosine": cosine}
 
     def settled(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Whether each image finds the nearest of the others that the reference finds, or one that is `CLOSE`."""
+        """Whether each image finds the nearest image of the reference, or one within `SIMILARITY_MARGIN` of it."""
         if len(rows) < LEAST_IMAGES:
             raise Nothing(f"{len(rows)} images have no nearest one among them to choose")
         gallery = np.stack([row["vector"] for row in rows])
@@ -46,7 +46,7 @@ class Embedding(Task):
         for place, row in enumerate(rows):
             similar = np.delete(gallery @ row["vector"], place)
             answer = similar[np.delete(gallery @ row["query"], place).argmax()]
-            close = CLOSE * (similar.max() - np.median(similar))
+            close = SIMILARITY_MARGIN * (similar.max() - np.median(similar))
             found.append({"cosine": row["cosine"], "nearest": float(similar.max() - answer <= close)})
         return found
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from repaconv.tasks.contract import About, Array, Invented, Metric, Nothing, Outputs, Row, Task, Unreadable, described
 from repaconv.tasks.detection import (
-    MARGIN,
     NMS_IOU,
-    SCORE,
+    SCORE_MARGIN,
+    SCORE_THRESHOLD,
     Objects,
     classes_of,
     matched_to,
@@ -27,7 +27,7 @@ from repaconv.tasks.detection import (
 )
 
 NEAR, FALLOFF = 0.05, 0.05
-VISIBLE = 0.25
+VISIBLE_SCORE = 0.25
 
 
 class Poses(NamedTuple):
@@ -61,7 +61,7 @@ class Keypoints(Task):
 
     def truth(self, result: Poses) -> Poses:
         """The objects that are there, by the reference."""
-        there = np.flatnonzero(result.objects.scores >= SCORE)
+        there = np.flatnonzero(result.objects.scores >= SCORE_THRESHOLD)
         return Poses(result.objects.only(there), result.points[there], result.visible[there])
 
     def matched_rows(self, result: Poses, truth: Poses) -> tuple[Array, Array]:
@@ -71,7 +71,7 @@ class Keypoints(Task):
     def row(self, result: Poses, truth: Poses) -> Row:
         """Compare the points of matched objects."""
         matched = matched_to(result.objects, truth.objects)[:, 0]
-        shown = (matched >= 0) | (result.objects.scores >= SCORE + MARGIN)
+        shown = (matched >= 0) | (result.objects.scores >= SCORE_THRESHOLD + SCORE_MARGIN)
         near, similar = 0, 0.0
         for place in np.flatnonzero(matched >= 0):
             box = truth.objects.boxes[matched[place]]
@@ -162,7 +162,7 @@ def _torchvision(outputs: Outputs) -> list[Poses]:
         raise Unreadable(f"boxes, scores and keypoints do not fit each other: {described(outputs)}")
     found = []
     for box, score, point, kind in zip(boxes, scores, points, classes, strict=True):
-        objects = Objects.of(box, score, kind, SCORE - MARGIN)
+        objects = Objects.of(box, score, kind, SCORE_THRESHOLD - SCORE_MARGIN)
         numbers = point[objects.places]
         found.append(Poses(objects, numbers[:, :, :2].astype(float), numbers[:, :, 2] > 0))
     return found
@@ -176,7 +176,7 @@ def _of_maps(outputs: Outputs, name: str, size: tuple[int, int]) -> list[Poses]:
     best = flat.argmax(2)
     scale = np.asarray([size[1] / width, size[0] / height])
     places = np.stack([best % width, best // width], 2) * scale
-    seen = flat.max(2) >= VISIBLE * max(float(np.nanmax(flat)), 1e-30)
+    seen = flat.max(2) >= VISIBLE_SCORE * max(float(np.nanmax(flat)), 1e-30)
     return [Poses(_whole(size), each[None], shown[None]) for each, shown in zip(places, seen, strict=True)]
 
 
@@ -184,7 +184,7 @@ def _of_points(outputs: Outputs, name: str, size: tuple[int, int], *, relative: 
     """Points [N, K, 2] in pixels, or relative to the image; a third number is the score."""
     found = np.asarray(outputs[name], float)
     places = found[..., :2] * (np.asarray(size[::-1]) if relative else 1)
-    seen = found[..., 2] >= VISIBLE if found.shape[2] == 3 else np.ones(found.shape[:2], bool)
+    seen = found[..., 2] >= VISIBLE_SCORE if found.shape[2] == 3 else np.ones(found.shape[:2], bool)
     return [Poses(_whole(size), each[None], shown[None]) for each, shown in zip(places, seen, strict=True)]
 
 
@@ -196,8 +196,8 @@ def _ultralytics(outputs: Outputs, name: str, classes: int) -> list[Poses]:
     """[N, 4 + classes + 3 K, M]: a box, scores, then x, y and visibility of each point."""
     found = []
     for each, objects in zip(outputs[name], ultralytics(outputs, name, classes), strict=True):
-        objects = objects.only(np.flatnonzero(objects.scores >= SCORE - MARGIN))
+        objects = objects.only(np.flatnonzero(objects.scores >= SCORE_THRESHOLD - SCORE_MARGIN))
         numbers = each[4 + classes :, objects.places].T
         points = numbers.reshape(len(numbers), numbers.shape[1] // 3, 3)
-        found.append(Poses(objects, points[:, :, :2].astype(float), points[:, :, 2] >= VISIBLE))
+        found.append(Poses(objects, points[:, :, :2].astype(float), points[:, :, 2] >= VISIBLE_SCORE))
     return found

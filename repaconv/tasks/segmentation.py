@@ -25,7 +25,7 @@ from repaconv.tasks.contract import (
     only_output,
     require_same_shape,
 )
-from repaconv.tasks.detection import SCORE, classes_of, ultralytics
+from repaconv.tasks.detection import SCORE_THRESHOLD, classes_of, ultralytics
 
 IGNORED = 255
 """Class of pixels in a mask that are not compared, as in Pascal VOC and Cityscapes."""
@@ -173,7 +173,7 @@ def _painted(outputs: Outputs, classes: int, about: About) -> list[Array]:
     found = []
     for each, objects, basis in zip(first, ultralytics(outputs, name, classes), prototypes, strict=True):
         canvas = np.zeros((height, width), int)
-        objects = objects.only(objects.scores >= SCORE)
+        objects = objects.only(objects.scores >= SCORE_THRESHOLD)
         for box, kind, place in reversed(list(zip(objects.boxes, objects.classes, objects.places, strict=True))):
             left, top, right, bottom = (box * scale).round().astype(int)
             window = (slice(max(0, top), max(0, bottom)), slice(max(0, left), max(0, right)))

@@ -36,8 +36,8 @@ from repaconv.torch_fold.module_calls import (
 )
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.output_metrics import largest, without_equal_infinities
-from repaconv.verification.rounding import ALGEBRA, JITTERS, MOVED_INPUTS, Movement, Rounding, movement
-from repaconv.verification.tolerances import FLOAT64, MOVES, exact_rtols
+from repaconv.verification.rounding import ALGEBRA_RTOL, JITTERS, MOVED_INPUTS, Movement, Rounding, movement
+from repaconv.verification.tolerances import FLOAT64, LEAST_OUTPUT_CHANGE, exact_rtols
 
 # --- Inputs for the module: the user's example, or shapes from its attributes or first layers.
 
@@ -46,7 +46,7 @@ SIDES = (64, 224, 32, 96, 128, 160, 192, 256, 288, 384, 448, 512, 28, 16)
 SIZE_NAMES = ("img_size", "image_size", "input_size")
 CONFIG_NAMES = ("config", "default_cfg", "pretrained_cfg")
 # How many of the first layers are used to guess the input shape.
-FIRST = 4
+FIRST_LAYERS = 4
 
 
 def own_calls(module: nn.Module, example: Any) -> tuple[Call, ...]:
@@ -113,7 +113,7 @@ def _shapes(module: nn.Module) -> Iterator[tuple[int, ...]]:
     """Input shapes without the batch that the module's first layers suggest, most likely first."""
     sides = dict.fromkeys([*_image_sizes(module), *((side, side) for side in SIDES), (7, 5)])
     firsts = dict.fromkeys(found for part in module.modules() if (found := _width(part)))
-    for images, width in list(firsts)[:FIRST]:
+    for images, width in list(firsts)[:FIRST_LAYERS]:
         if images:
             yield from ((width, *side) for side in sides)
         else:
@@ -154,7 +154,7 @@ def _image_sizes(module: nn.Module) -> Iterator[tuple[int, int]]:
 # --- Inputs of other sizes and scales.
 
 # An effect of a clamp, or of a branch that depends on numbers, shows only for inputs that reach it.
-SCALES = (1e-2, 30.0)
+INPUT_SCALES = (1e-2, 30.0)
 # Other sizes of an axis, cheap ones first: multiples of usual strides, or of half of a patch size.
 Rules = tuple[Callable[[int], int], ...]
 LARGER: Rules = (lambda size: size + 32, lambda size: size + size // 2, lambda size: 2 * size)
@@ -217,7 +217,7 @@ def calls_of_other_scales(module: nn.Module, call: Call) -> tuple[Call, ...]:
         change = partial(_times, scale=scale)
         return Call(mapped(call.args, change), mapped(dict(call.kwargs), change))
 
-    return tuple(each for scale in SCALES for each in _if_it_runs(module, scaled(scale)))
+    return tuple(each for scale in INPUT_SCALES for each in _if_it_runs(module, scaled(scale)))
 
 
 def _times(tensor: Tensor, scale: float) -> Tensor:
@@ -260,7 +260,7 @@ def compare(found: Outputs, expected: Outputs, rtol: float, rounding: Rounding) 
     if {name: tensor.dtype for name, tensor in found.items()} != {name: t.dtype for name, t in expected.items()}:
         return Equality("failed", float("inf"))
     allowed = Tolerance(kind="exact", rtol=rtol)
-    comparison = Comparison("changed module", allowed, "", vague=ALGEBRA)
+    comparison = Comparison("changed module", allowed, "", vague=ALGEBRA_RTOL)
     comparison.add(_arrays(found), _arrays(expected), whole=True, rounding=rounding)
     links = [link for link in comparison.links("fold", "module") if link.reason != "not_comparable"]
     verdicts = {link.verdict for link in links}
@@ -381,7 +381,7 @@ class Whole:
 
         It must be equal on `calls`. Those of other sizes and scales must show no difference; rounding
         may be too large to show anything. What moved inputs do not show of rounding, such as that of a sum with a large
-        bias, is at most `ALGEBRA`; a size or number that a fold keeps changes much more.
+        bias, is at most `ALGEBRA_RTOL`; a size or number that a fold keeps changes much more.
 
         Args:
             other: The module.
@@ -399,7 +399,7 @@ class Whole:
             return Equality(worst.verdict, error, kinds[0].format(equal[-1]) if resized else "")
         for kind, calls in zip(kinds, (self.sized, self.scaled), strict=True):
             for each in calls:
-                more = each.against(other, max(rtol, ALGEBRA))
+                more = each.against(other, max(rtol, ALGEBRA_RTOL))
                 if more.verdict == "failed":
                     return Equality("failed", more.error, kind.format(each.shapes))
                 if more.passed:
@@ -435,7 +435,7 @@ def _moves(first: Tensor, second: Tensor | None) -> bool:
     rows = min(len(first), len(second)) if first.ndim else None
     numbers = ((each if rows is None else each[:rows]).numpy() for each in (first, second))
     a, b = without_equal_infinities(*numbers)
-    return bool(a.size) and float(abs(a - b).max()) > MOVES * FLOAT64 * float(largest(b).max())
+    return bool(a.size) and float(abs(a - b).max()) > LEAST_OUTPUT_CHANGE * FLOAT64 * float(largest(b).max())
 
 
 def _inputs_differ(first: Call, second: Call) -> bool:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from repaconv.results import Link, Reason
 from repaconv.verification.tolerances import bounded, by_chance
 
-UNLIKELY = 0.01
+CHANCE_LIMIT = 0.01
 """More flips than the budget allows are a failure where chance has less than this to do with it."""
-ROUNDING = 1e-11
+SHARE_ROUNDING = 1e-11
 """What the division by the number of images may add to a share: 1 - 95 / 100 must meet a limit of 5%."""
 
 
@@ -43,8 +43,8 @@ class Budget(NamedTuple):
                 fewer.
         """
         changed, lost = 1.0 if disagreement is None else disagreement, 1.0 if accuracy is None else -accuracy
-        near = self.max_disagreement is None or changed <= self.max_disagreement + ROUNDING
-        right = self.max_accuracy_drop is None or lost <= self.max_accuracy_drop + ROUNDING
+        near = self.max_disagreement is None or changed <= self.max_disagreement + SHARE_ROUNDING
+        right = self.max_accuracy_drop is None or lost <= self.max_accuracy_drop + SHARE_ROUNDING
         return near and right
 
     def judged(self, link: Link, note: str = "") -> Link:
@@ -60,7 +60,7 @@ class Budget(NamedTuple):
         flips, images = link.metrics.top1_flips, link.metrics.images
         if link.task is not None:
             flips, images = round(link.task.disagreement * link.task.images), link.task.images
-        many = self.max_disagreement is not None and by_chance(flips, images, self.max_disagreement) < UNLIKELY
+        many = self.max_disagreement is not None and by_chance(flips, images, self.max_disagreement) < CHANCE_LIMIT
         drop = _least_drop(link)
         wrong = self.max_accuracy_drop is not None and drop is not None and drop > self.max_accuracy_drop
         if many or wrong:

@@ -10,10 +10,10 @@ Every comparison in repaconv is one of these: `verify`, `fold`, `export`, `build
 
 A number (of an image, or of a neighborhood) is *equal* within the tolerance. If some are not, it is asked how far
 rounding moves the original network (`repaconv.verification.rounding`): a difference that rounding explains is no fault,
-one beyond it is. Where rounding explains more than `VAGUE`, an agreement says little, and the number is left out. Where
-most numbers are left out, an output changes too little between inputs, or what was measured is no rounding
-(`repaconv.verification.float64_agreement`), nothing is verified. Integers and truth
-values are equal or not; those that rounding decides are left out.
+one beyond it is. Where rounding explains more than `MOST_EXPLAINED`, an agreement says little, and the number is left
+out. Where most numbers are left out, an output changes too little between inputs, or what was measured is no rounding
+(`repaconv.verification.float64_agreement`), nothing is verified. Integers and truth values are equal or not; those that
+rounding decides are left out.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from repaconv.core.errors import Refused, first_line
 from repaconv.engines.contract import Feeds
 from repaconv.results import Accuracy, Figures, Link, Metrics, Reason, Tolerance, outputs_told
 from repaconv.results.link_reasons import verdict_for
-from repaconv.verification.output_metrics import HIDES, Meter, largest, without_equal_infinities
-from repaconv.verification.rounding import SATURATED, VAGUE, Kind, Rounding, apart
+from repaconv.verification.output_metrics import MASK_NUMBER, Meter, largest, without_equal_infinities
+from repaconv.verification.rounding import MOST_EXPLAINED, SATURATED, Kind, Rounding, apart
 from repaconv.verification.tolerances import (
     EXPLAINED,
-    MOVES,
-    SHOWN,
+    LEAST_LOSSY_CHANGE,
+    LEAST_OUTPUT_CHANGE,
     UNDECIDED_SHARE,
     lossy_words,
     verdict_by,
@@ -220,11 +220,11 @@ def _along(size: Array, axis: int) -> Array:
     return np.asarray(size.max(tuple(other for other in range(size.ndim) if other != axis), initial=0.0))
 
 
-NEARLY = 1 - 1e-6
+SURE_SHARE = 1 - 1e-6
 """Of what is allowed, what `surely_within` uses up: float32 rounds the error and the limit by 1e-7."""
-IN_CACHE = 1 << 14
+NUMBERS_IN_CACHE = 1 << 14
 """Numbers that `surely_within` compares at a time."""
-TINY = 1e-30
+DENORMAL_RISK = 1e-30
 """Where all numbers are smaller, products with a tolerance may be denormal."""
 
 
@@ -247,7 +247,7 @@ def surely_within(found: Array, right: Array, relative: float, least: float) -> 
     found, right = np.atleast_1d(found), np.atleast_1d(right)
     with np.errstate(over="ignore"):
         most = float(np.float32(max(-right.min(), right.max())))
-    if not TINY < most < HIDES:
+    if not DENORMAL_RISK < most < MASK_NUMBER:
         return False  # NaN and masks included
     least = _absolute(relative, least, most)
     beyond = _beyond(found.reshape(-1), right.reshape(-1), relative, least)
@@ -269,13 +269,13 @@ def _beyond(found: Array, right: Array, relative: float, least: float) -> Array:
     Some numbers at a time, so that what is computed on the way stays in the cache.
     """
     beyond = []
-    for begin in range(0, len(right), IN_CACHE):
-        here = right[begin : begin + IN_CACHE].astype(np.float32)
-        error = np.abs(found[begin : begin + IN_CACHE] - here)
+    for begin in range(0, len(right), NUMBERS_IN_CACHE):
+        here = right[begin : begin + NUMBERS_IN_CACHE].astype(np.float32)
+        error = np.abs(found[begin : begin + NUMBERS_IN_CACHE] - here)
         limit = np.abs(here, out=here)
         limit *= np.float32(relative)
         np.maximum(limit, np.float32(least), out=limit)
-        limit *= NEARLY
+        limit *= SURE_SHARE
         within = error <= limit
         if not within.all():
             beyond.append(np.flatnonzero(~within) + begin)
@@ -353,7 +353,9 @@ class Reals:
         """Whether outputs differ between inputs by so little that a fault of a tenth of that would not show."""
         if metrics.spread is None:
             return self.scale.replaces
-        relative = SHOWN if self.tolerance.kind == "lossy" else MOVES * (self.tolerance.rtol or 0.0)
+        relative = (
+            LEAST_LOSSY_CHANGE if self.tolerance.kind == "lossy" else LEAST_OUTPUT_CHANGE * (self.tolerance.rtol or 0.0)
+        )
         return metrics.spread <= relative or self.meter.moves <= (self.tolerance.atol or 0.0)
 
     @property
@@ -555,7 +557,7 @@ class Comparison:
         allowed: Of the link.
         scores: Which output is the scores of classes; None if every output [N, K] may be.
         scale: By what a difference is large.
-        vague: See `repaconv.verification.rounding.VAGUE`.
+        vague: See `repaconv.verification.rounding.MOST_EXPLAINED`.
         outputs: What was found so far, by name.
     """
 
@@ -567,7 +569,7 @@ class Comparison:
         *,
         scale: Scale = PerImage,
         fixed: Collection[str] = (),
-        vague: float = VAGUE,
+        vague: float = MOST_EXPLAINED,
         evaluation: Evaluation | None = None,
         channels: Channels | None = None,
     ) -> None:

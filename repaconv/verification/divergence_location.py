@@ -27,7 +27,7 @@ Array = NDArray[np.floating]
 # A piece of a trace loads the whole graph once more, so a piece is as large as the values before it allow.
 FIRST_PIECE, LARGEST_PIECE, PIECE_BYTES = 16, 128, 2**28
 # Factor on the tolerance for intermediate values: some have small scales, e.g. those after a norm.
-BEYOND = 3.0
+INTERMEDIATE_FACTOR = 3.0
 # A lossy link differs everywhere. A layer is broken if its relative RMS difference is JUMP times the largest one before
 # it (at least FLOOR), and above LARGE. Correct INT8 graphs jump by up to 2.6 (tests/test_precision.py).
 JUMP, FLOOR, LARGE = 4.0, 0.03, 0.1
@@ -91,7 +91,7 @@ def _difference(place: Place, a: Array, b: Array) -> Drift:
 
 def first_apart(curve: Sequence[Drift], allowed: float) -> int | None:
     """Index of the first place that differs by more than rounding, for a link that is exact up to ``allowed``."""
-    for limit in (BEYOND * allowed, allowed):
+    for limit in (INTERMEDIATE_FACTOR * allowed, allowed):
         for place, row in enumerate(curve):
             if not row.max_rel_error <= limit:  # also true for NaN
                 return place

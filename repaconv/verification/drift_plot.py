@@ -8,7 +8,7 @@ from math import floor, isfinite, log10
 from repaconv.results import Link
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 900, 360, 70, 40, 40
-LEAST = -17
+LOWEST_DECADE = -17
 """log10 of the smallest difference that is drawn; smaller ones count as 0."""
 
 
@@ -22,7 +22,7 @@ def drift_svg(link: Link) -> str:
         raise ValueError(f"no module of the link {link.name} was compared")
     rows = link.location.drift
     shown = [1.0 if not isfinite(row.max_rel_error) else log10(row.max_rel_error or 1e-300) for row in rows]
-    low = floor(min((value for value in shown if value > LEAST), default=LEAST)) - 1
+    low = floor(min((value for value in shown if value > LOWEST_DECADE), default=LOWEST_DECADE)) - 1
     high = max(0, int(max(shown)) + 1)
     logs = [max(value, low) for value in shown]
     across, up = (WIDTH - LEFT - 20) / max(1, len(rows) - 1), (HEIGHT - TOP - BOTTOM) / (high - low)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from repaconv.graph.compute_costs import Matrices
     from repaconv.graph.float64_rewriting import Float64Graph
 
-DEAR = 10**9
+EXPENSIVE_MACS = 10**9
 """Multiply-accumulate operations per image above which a graph is verified on fewer batches, to save time."""
 
 
@@ -98,7 +98,7 @@ class Evaluated:
         """
         from repaconv.graph.compute_costs import macs
 
-        return probes(self.model, self.run, dear=(macs(self.settled) or 0) > DEAR, sample=self.sample)
+        return probes(self.model, self.run, dear=(macs(self.settled) or 0) > EXPENSIVE_MACS, sample=self.sample)
 
     @property
     def parameters(self) -> int:

@@ -28,12 +28,12 @@ from repaconv.verification.float64_graphs import Float64, ReferenceEvaluation, w
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.onnx_model_loading import loaded
 from repaconv.verification.rounding import (
-    DRAWS,
     HALF_ROUNDINGS,
     JITTER,
     JITTERED,
     JITTERS,
     MEASURED,
+    ROUNDING_SAMPLES,
     SATURATED,
     Movement,
     Rounding,
@@ -45,12 +45,12 @@ from repaconv.verification.tolerances import FLOAT32
 if TYPE_CHECKING:
     import onnx
 
-AT_ONCE = 64
+NODES_AT_ONCE = 64
 """Nodes whose values are held at a time."""
 COORDINATES = ("Resize", "Upsample")
 """Operators that compute coordinates in float32, whatever the type of their values is. The coordinate of pixel n is off
 by some n * 2**-24, and neighbors of random images differ by more than their size:"""
-OFF = 4 * 2.0**-24
+COORDINATE_ERROR = 4 * 2.0**-24
 """What such an operator may be off, for each pixel of the axis. Measured: at most 1.6 * 2**-24."""
 ACTIVATIONS = ("Celu", "Elu", "Erf", "Gelu", "Mish", "Selu", "Sigmoid", "Softplus", "Swish", "Tanh")
 """Functions whose kernels round numbers near 1 on the way, so that small values have errors of that size."""
@@ -61,7 +61,7 @@ MOVES = (
     *("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
 )
 """Operators that move numbers and compute none: they are compared in float32, in a fraction of the time."""
-SHOWN = 3
+MOST_NAMED_OPERATORS = 3
 """Differing operators that are named."""
 
 
@@ -136,7 +136,7 @@ class _Inference:
         if self._error:
             return self._error
         found = [f"{node.op_type} {node.onnx_node.name or node.output[0]}" for node in self._differing]
-        named = first_names(found, SHOWN)
+        named = first_names(found, MOST_NAMED_OPERATORS)
         return f"the float64 evaluation of {named} is not what ONNX Runtime computes" if found else ""
 
     def _compare(self, place: int) -> None:
@@ -163,7 +163,7 @@ class _Inference:
 
 
 class _RuntimeValues:
-    """The values of a graph under ONNX Runtime as it is written, those of `AT_ONCE` nodes at a time.
+    """The values of a graph under ONNX Runtime as it is written, those of `NODES_AT_ONCE` nodes at a time.
 
     The graph is cut into pieces of so many nodes. Each runs in a session of its own, on values of those before it. So
     every node is computed once, and `_Inference` frees a value after its last use.
@@ -181,7 +181,7 @@ class _RuntimeValues:
         self.reference, self.agreed = reference, set[Any]()
         nodes = model.graph.node
         self.made = {name for node in nodes for name in node.output if name}
-        cut = [nodes[start : start + AT_ONCE] for start in range(0, len(nodes), AT_ONCE)]
+        cut = [nodes[start : start + NODES_AT_ONCE] for start in range(0, len(nodes), NODES_AT_ONCE)]
         at = {name: place for place, piece in enumerate(cut) for node in piece for name in node.output}
         self.compared: list[list[Any]] = [[] for _ in cut]
         place = 0
@@ -293,7 +293,7 @@ def _agrees(node: Any, reference: ReferenceEvaluation, held: Mapping[str, Any], 
 
     def movements() -> Iterator[Movement]:
         inputs = {name: one for name, one in reference.inputs_of(node, held).items() if isinstance(one, np.ndarray)}
-        for seed in range(JITTERS if node.need_context() else DRAWS):  # a loop takes as long as a network
+        for seed in range(JITTERS if node.need_context() else ROUNDING_SAMPLES):  # a loop takes as long as a network
             other = reference.run_node(node, {**held, **jittered_feeds(inputs, JITTER, seed)})
             moved = movement({name: _array(value) for name, value in other.items()}, given, discrete=True)
             yield {name: one for name, one in moved.items() if one.shape == given[name].shape}  # sizes are no numbers
@@ -305,7 +305,7 @@ def _agrees(node: Any, reference: ReferenceEvaluation, held: Mapping[str, Any], 
         if isinstance(single, np.ndarray) and single.dtype.kind == "f":
             rtol = max(rtol, HALF_ROUNDINGS * float(np.finfo(single.dtype).eps))
             if node.op_type in COORDINATES:
-                rtol = max(rtol, OFF * max(single.shape, default=0))
+                rtol = max(rtol, COORDINATE_ERROR * max(single.shape, default=0))
         if isinstance(single, np.ndarray) and isinstance(right, np.ndarray):
             if surely_within(single, right, rtol, NEAR_ONE if node.op_type in ACTIVATIONS else 0.0):
                 continue

@@ -33,9 +33,9 @@ RUNTIME = "a float64 copy under ONNX Runtime"
 REFERENCE = "onnx's reference implementation in float64, convolutions and pools by NumPy"
 LACKED = ("Conv", "ConvTranspose", "GRU", "LSTM")
 """Operators without a working float64 kernel in ONNX Runtime; a graph with one is not loaded there at all."""
-KEPT = 2**28
+CACHED_WEIGHT_BYTES = 2**28
 """Bytes of weights in float64 that are kept between inferences, next to the sessions that are open meanwhile."""
-AT_ONCE = 2**30
+BYTES_AT_ONCE = 2**30
 """Bytes of values up to which several inputs are evaluated at a time."""
 
 
@@ -74,7 +74,7 @@ class Float64:
             return [self.run(feeds) for feeds in calls]
         return self.reference.run_all([{name: wide(array) for name, array in feeds.items()} for feeds in calls])
 
-    def weights_kept(self, limit: float = KEPT) -> AbstractContextManager[None]:
+    def weights_kept(self, limit: float = CACHED_WEIGHT_BYTES) -> AbstractContextManager[None]:
         """Within it, weights that were converted to float64 are kept for the next inference.
 
         Args:
@@ -105,7 +105,7 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     return retyped(model, WIDER)
 
 
-SMALL = 16
+PARAMETER_ENTRIES = 16
 """Inputs of at most so many numbers are sizes, axes, scales or limits: they decide what a node computes."""
 
 
@@ -175,8 +175,8 @@ class ReferenceEvaluation:
         Several at a time, each in a thread. If its weights are too large to be kept, inputs go through it node by node
         instead: as many as have values that take no more memory than the weights.
         """
-        if self._bytes <= KEPT:
-            with self.weights_kept(KEPT):
+        if self._bytes <= CACHED_WEIGHT_BYTES:
+            with self.weights_kept(CACHED_WEIGHT_BYTES):
                 return self._run_in_threads(calls)
         found, together = list[dict[str, Any]](), 1
         while len(found) < len(calls):
@@ -208,7 +208,7 @@ class ReferenceEvaluation:
                     for at, ((outputs,), most) in zip(started, ended, strict=True):
                         found[at], times = outputs, max(times, most / max(given[at], 1))
                     started, taken = [], 0.0
-                    while waiting and (not started or taken + times * given[waiting[-1]] <= AT_ONCE):
+                    while waiting and (not started or taken + times * given[waiting[-1]] <= BYTES_AT_ONCE):
                         taken += times * given[waiting[-1]]
                         started.append(waiting.pop())
         return [found[at] for at in range(len(calls))]
@@ -252,7 +252,7 @@ class ReferenceEvaluation:
         given: list[Any] = []
         for name in node.input:
             weight = None if name in held or name in self._start else self._weights[name]
-            if weight is not None and prod(weight.dims) > SMALL:
+            if weight is not None and prod(weight.dims) > PARAMETER_ENTRIES:
                 given.append((weight.data_type, tuple(weight.dims)))
                 continue
             value = self._value(name, held)
@@ -285,7 +285,7 @@ def _kind_of_value(value: Any, step: int) -> Any:
     """
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
         return None
-    if value.size <= SMALL:
+    if value.size <= PARAMETER_ENTRIES:
         return value.dtype, value.shape, value.tobytes()
     least, most = float(value.min()), float(value.max())
     if not (isfinite(least) and isfinite(most)):

@@ -746,7 +746,7 @@ def _transposed_convolution(
     return found if bias is None else found + bias.reshape(-1, *[1] * len(kernel))
 
 
-CACHED = 2**17
+NUMBERS_IN_CACHE = 2**17
 """How many float64 numbers stay in a core's cache (1 MiB); arrays of more are written to memory and read again."""
 
 
@@ -766,7 +766,7 @@ def _by_lines(weight: NDArray[Any], x: NDArray[Any], window: _Window, into: NDAr
     kernel, sizes = weight.shape[2:], into.shape[3:]
     x = window.padded(x, sizes, kernel)
     (down, step), (apart_down, apart), to = window.of("strides"), window.of("dilations"), np.arange(sizes[1])
-    at_once = max(1, CACHED // max(1, weight.shape[1] * x.shape[3] * sizes[1]))
+    at_once = max(1, NUMBERS_IN_CACHE // max(1, weight.shape[1] * x.shape[3] * sizes[1]))
     for begin in range(0, len(weight), at_once):
         channels = slice(begin, begin + at_once)
         total = into[:, channels]
@@ -784,7 +784,7 @@ def _by_channels(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDA
 
     ``read`` has an array [groups, C / groups, *sizes] for each place of the kernel.
     """
-    at_once = max(1, CACHED // max(1, into[0].size))
+    at_once = max(1, NUMBERS_IN_CACHE // max(1, into[0].size))
     weights = matrices.reshape(*matrices.shape, *[1] * (into.ndim - 2))
     for begin in range(0, len(into), at_once):
         channels = slice(begin, begin + at_once)
@@ -807,7 +807,7 @@ def _by_rows(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDArray
     if len(read) == 1:
         np.matmul(matrices, read[0].reshape(groups, channels, -1), out=into.reshape(*into.shape[:2], -1))
         return
-    at_once = max(1, CACHED // max(1, len(read) * channels * prod(others)))
+    at_once = max(1, NUMBERS_IN_CACHE // max(1, len(read) * channels * prod(others)))
     for begin in range(0, rows, at_once):
         pieces = [piece[:, :, begin : begin + at_once] for piece in read]
         columns = np.stack(pieces, 2).reshape(groups, channels * len(read), -1)

@@ -2,7 +2,7 @@
 
 1. Outputs are compared in FP32, by the tolerance alone.
 2. An output that is left open is compared in float64, where that runs. The fold in float64, before it is rounded,
-   must be equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph must be that fold
+   must be equal to the original there up to `ALGEBRA_RTOL`; so its algebra is right. The folded graph must be that fold
    with every constant rounded. If it is not, or if FP32 leaves open what it computes, it is evaluated in float64,
    too, and may differ by no more than the rounding of its weights explains. So it was written down right. In FP32 it
    may be no further from the original in float64 than the original in FP32 is, times a stated factor. As float64
@@ -41,18 +41,18 @@ from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.input_batches import arrays_to_save
 from repaconv.verification.onnx_model_loading import checker_says
 from repaconv.verification.rounding import (
-    ALGEBRA,
+    ALGEBRA_RTOL,
     ALGEBRAIC,
-    DRAWS,
     HALF_ROUNDINGS,
     HALVES,
     JITTER,
     JITTER_SHARE,
     JITTERED_TIMES,
     MEASURED,
+    MOST_EXPLAINED,
     MOVED_SHARE,
+    ROUNDING_SAMPLES,
     TO_FLOAT64,
-    VAGUE,
     WRITTEN,
     WRITTEN_MOVED,
     Jittered,
@@ -288,8 +288,8 @@ class _Pair:
             return
         written = partial(Jittered, self.after, WRITTEN_MOVED, anew=self._anew, double=True)
         given = partial(Jittered, self.before, JITTER_SHARE * (self.allowed.rtol or 0.0))
-        self.moved_written = [written(seed, feeds, {}, (self.before,)) for seed in range(DRAWS)]
-        self.moved = [given(seed, feeds, self.coarse, (self.after,)) for seed in range(DRAWS)]
+        self.moved_written = [written(seed, feeds, {}, (self.before,)) for seed in range(ROUNDING_SAMPLES)]
+        self.moved = [given(seed, feeds, self.coarse, (self.after,)) for seed in range(ROUNDING_SAMPLES)]
         self._drawn_for = feeds
 
     def links(self, *, fp32_alone: bool = False) -> tuple[Link, ...]:
@@ -314,7 +314,7 @@ class _Pair:
     def _comparison(
         self,
         allowed: Tolerance | None = None,
-        vague: float = VAGUE,
+        vague: float = MOST_EXPLAINED,
         channels: Channels | None = None,
         fixed: Collection[str] = (),
     ) -> Comparison:
@@ -331,7 +331,7 @@ class _Pair:
             return {}
         self._draw(self.probes.feeds)
         noises = [LOSSY[link][1] for link, by in HALVES.values() if by in self.coarse.values()]
-        found = self._comparison(vague=max([VAGUE, *noises]))
+        found = self._comparison(vague=max([MOST_EXPLAINED, *noises]))
         run_both(self.before, self.after, self.probes.feeds, found, partial(jitter_rounding, self.moved))
         return {output: link for output, link in self._by_output(found).items() if output in doubted}
 
@@ -510,7 +510,10 @@ class _Pair:
     def _algebra(self, output: str, calls: Sequence[_OneOutput], own: Sequence[Array]) -> Link:
         """The fold computed in float64 against the original there."""
         probes, others = self.chosen, (self.after,)
-        doubles = [Jittered(self.before, JITTER * TO_FLOAT64, n, probes, {}, others, double=True) for n in range(DRAWS)]
+        doubles = [
+            Jittered(self.before, JITTER * TO_FLOAT64, n, probes, {}, others, double=True)
+            for n in range(ROUNDING_SAMPLES)
+        ]
 
         def movements(call: _OneOutput, moved: Array) -> Iterator[Movement]:
             if call.truth.dtype.kind == "f":
@@ -520,7 +523,7 @@ class _Pair:
                 yield {name: JITTERED_TIMES / ALGEBRAIC.times * array for name, array in further.items()}
             yield from self._like_errors(output, call)
 
-        found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA), fixed=self._fixed(output))
+        found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA_RTOL), fixed=self._fixed(output))
         for call, moved in zip(calls, own, strict=True):
             rounding = Rounding(ALGEBRAIC, partial(movements, call, moved))
             found.add({output: call.exact}, {output: call.truth}, rounding=rounding)
@@ -563,7 +566,7 @@ class _Pair:
             return False
         try:
             rounded = Float64(*_rounded(*self._folded_in_float64()))
-            found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA), fixed=self._fixed(output))
+            found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA_RTOL), fixed=self._fixed(output))
             for call, right in zip(calls, rounded.run_all([call.feeds for call in calls]), strict=True):
                 found.add({output: self.after.truth(call.feeds)[output]}, {output: right[output]})
         except Exception:  # whatever cannot be evaluated in float64, of many classes
@@ -708,7 +711,7 @@ def _own_rounding(single: Array, truth: Array) -> Array:
 
 
 def _blurred(truth: Array, own: Array) -> Array:
-    """The same, but of numbers that FP32 gets wrong by more than `VAGUE`, the most of all in that image.
+    """The same, but of numbers that FP32 gets wrong by more than `MOST_EXPLAINED`, the most of all in that image.
 
     What FP32 keeps of such a slice may be a single value (a normalization of numbers that it cannot tell apart), which
     is exact in all draws or off by a whole step. They are left out, as the original has them no more right; an error
@@ -716,7 +719,7 @@ def _blurred(truth: Array, own: Array) -> Array:
     """
     inner = tuple(range(1, own.ndim))
     most = np.where(np.isfinite(own), own, 0.0).max(inner, keepdims=True, initial=0.0)
-    return np.where(own > VAGUE * neighborhood(truth), np.maximum(own, most), own)
+    return np.where(own > MOST_EXPLAINED * neighborhood(truth), np.maximum(own, most), own)
 
 
 def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:

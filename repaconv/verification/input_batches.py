@@ -26,13 +26,13 @@ from repaconv.verification.model_runners import named
 # Names of a recorded official output in an .npz, the most precise first.
 RECORDED = ("output_train_fp64", "output_fp64", "output_train", "output", "logits", "features")
 IMAGES_AT_ONCE = 8
-IMAGES = "input"
+IMAGE_INPUT = "input"
 """Name under which images are passed; a network with one input takes them under any name."""
 FLOATS = ("float16", "float32", "float64")
 TEXT = ("object", "string")
 """Dtypes of text in NumPy and in ONNX Runtime."""
 RANDOM_IMAGES = 4
-UNPACKED = 1 << 30
+MOST_UNPACKED_BYTES = 1 << 30
 """Bytes that an .npz may unpack to beyond four times its file size: single-color images compress to a few bytes."""
 
 
@@ -181,7 +181,7 @@ def random_inputs(shape: tuple[int, int, int], *, count: int, seed: int) -> Inpu
 
     def piece(start: int, stop: int) -> Batch:
         each = [np.random.default_rng([seed, n]).standard_normal(shape, dtype=np.float32) for n in range(start, stop)]
-        return Batch({IMAGES: np.stack(each)})
+        return Batch({IMAGE_INPUT: np.stack(each)})
 
     return Inputs(f"{count} random images, seed {seed}", (count, *shape), piece)
 
@@ -194,7 +194,7 @@ def random_pixels(shape: tuple[int, int, int], wanted: Preprocessing, *, count: 
         pixels = np.empty((stop - start, height, width, channels), dtype=np.uint8)  # too large a batch fails at once
         for n in range(start, stop):
             pixels[n - start] = np.random.default_rng([seed, n]).integers(0, 256, pixels.shape[1:], dtype=np.uint8)
-        return Batch({IMAGES: prepared(pixels, wanted)}, pixels=pixels)
+        return Batch({IMAGE_INPUT: prepared(pixels, wanted)}, pixels=pixels)
 
     return Inputs(f"{count} images of random pixels, seed {seed}", (count, *shape), piece)
 
@@ -227,7 +227,7 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
 
     def piece(start: int, stop: int) -> Batch:
         return Batch(
-            {IMAGES: np.ascontiguousarray(given[start:stop], dtype=np.float32)},
+            {IMAGE_INPUT: np.ascontiguousarray(given[start:stop], dtype=np.float32)},
             {recorded: arrays[recorded][start:stop]} if recorded else None,
             None if labels is None else labels[start:stop].astype(np.int64),
         )
@@ -261,7 +261,7 @@ def _read_npz(path: Path, wanted: str) -> dict[str, NDArray[Any]]:
             raise ValueError("it is not a zip archive")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             claimed = sum(entry.file_size for entry in archive.zip.infolist())
-            if claimed > 4 * path.stat().st_size + UNPACKED:
+            if claimed > 4 * path.stat().st_size + MOST_UNPACKED_BYTES:
                 raise ValueError(f"it claims to unpack to {claimed:,} bytes")
             found = {name: archive[name] for name in archive.files}
             if others := [name for name, value in found.items() if not isinstance(value, np.ndarray)]:
@@ -358,7 +358,7 @@ def image_inputs(
     def piece(start: int, stop: int) -> Batch:
         pixels = np.stack([read_image(path, wanted, size, channels) for path in files[start:stop]])
         known = None if labels.of_images is None else labels.of_images[start:stop]
-        return Batch({IMAGES: prepared(pixels, wanted)}, None, known, pixels)
+        return Batch({IMAGE_INPUT: prepared(pixels, wanted)}, None, known, pixels)
 
     name, labeled = f"{len(files)} images of {folder.name}", labels.of_images is not None
     return Inputs(name, (len(files), channels, *size), piece, "", labels.source, told_of(wanted, size), labeled=labeled)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Margin below which a discrete decision counts as undecided. Token similarities are cosines, which float32 rounding
 # changes by up to a few 1e-6 after a dozen blocks.
-UNDECIDED = 1e-5
+UNDECIDED_MARGIN = 1e-5
 
 
 class Runner(Protocol):
@@ -119,7 +119,7 @@ class TorchRunner:
         if not self._margins:
             return None
         margins = np.min([margin.double().numpy() for margin in self._margins], axis=0)
-        return np.asarray(margins < UNDECIDED)
+        return np.asarray(margins < UNDECIDED_MARGIN)
 
     def float64_doubt(self, feeds: Feeds) -> str:
         """Empty: torch has one implementation for both types; see `repaconv.sources.source_model.Form`."""

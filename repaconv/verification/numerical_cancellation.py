@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     import onnx
 
 SUMS = ("Add", "Sub", "BatchNormalization")
-EXACT = 2.0
+EXACT_DIFFERENCE_RATIO = 2.0
 """How many times as large as their sum two terms are at least, if their difference is exact (Sterbenz)."""
 
 
 def small_values(model: onnx.ModelProto, calls: Sequence[Feeds]) -> list[str]:
-    """Names of values next to which the others of a sum are larger by more than `EXACT`, by how much, largest first.
+    """Names of values next to which the others of a sum are larger by more than `EXACT_DIFFERENCE_RATIO`, by how much,
+    largest first.
 
     Args:
         model: The graph, in float32.
@@ -51,7 +52,7 @@ def small_values(model: onnx.ModelProto, calls: Sequence[Feeds]) -> list[str]:
             terms = _terms(node, values)
             for name, times in _times_larger(terms).items() if terms else ():
                 found[name] = max(found.get(name, 0.0), times)
-    small = (name for name, times in found.items() if times > EXACT and name in made)
+    small = (name for name, times in found.items() if times > EXACT_DIFFERENCE_RATIO and name in made)
     return sorted(small, key=lambda name: -found[name])
 
 

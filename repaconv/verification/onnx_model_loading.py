@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Port
     from repaconv.graph.float64_rewriting import Float64Graph
 
-TURNS = 1_000_000
+MOST_ITERATIONS = 1_000_000
 """Maximum number of iterations of a loop in a graph that is run."""
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "InstanceNormalization",
             "LayerNormalization", "GroupNormalization", "PRelu")  # fmt: skip
 """Operators whose constants are weights; those of `ARITHMETIC` are if they are several numbers, and infinity may be a
 mask there. Others may read infinity on purpose: a mask, a limit."""
-BIAS = 2
+BIAS_INPUT = 2
 """The input of a convolution or Gemm that a mask may have been added to: minus infinity hides a channel."""
 BELOW_ONE_BYTE = (21, 22, 23, 25, 26)
 """ONNX's element types of 4 and 2 bits, several of which share a byte."""
-CONTROL = ("If", "Loop", "Scan")
+CONTROL_FLOW = ("If", "Loop", "Scan")
 MIXED_TYPES = ("has inconsistent type", "elem type differs")
 """What ONNX's strict check says of values of two types where an operator takes one."""
-UNKNOWN = "No Op registered"
+UNKNOWN_OPERATOR = "No Op registered"
 """What ONNX's check says of a node of its own domain that it does not have in the opset."""
-UNSORTED = "topologically sorted"
+UNSORTED_NODES = "topologically sorted"
 """What ONNX's check says of a graph with a node that reads what is not computed before it."""
 QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
 
@@ -111,9 +111,9 @@ def loaded(path: Path) -> onnx.ModelProto:
         check(model)
         _require_no_bytes_left(model)
     except Exception as error:
-        why = (uncomputed_input(model) if UNSORTED in str(error) else "") or first_line(error)
+        why = (uncomputed_input(model) if UNSORTED_NODES in str(error) else "") or first_line(error)
         hint = "Export it again; `repaconv inspect` shows what it holds."
-        if UNKNOWN in why:
+        if UNKNOWN_OPERATOR in why:
             hint = (
                 "This opset of ONNX has no such operator, and no runtime loads the file. If the exporter left it as "
                 "its framework has it, write it with others in the network; otherwise export for a newer opset."
@@ -244,7 +244,7 @@ def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
             with np.errstate(all="ignore"):
                 if np.isfinite(numbers.sum(dtype=np.float64)):
                     continue  # a sum of finite float64 numbers may overflow
-            hidden = np.isinf(numbers) if node.op_type in ARITHMETIC else np.isneginf(numbers) & (place == BIAS)
+            hidden = np.isinf(numbers) if node.op_type in ARITHMETIC else np.isneginf(numbers) & (place == BIAS_INPUT)
             wrong = int((~np.isfinite(numbers) & ~hidden).sum())
             if wrong and (numbers.size > 1 or node.op_type not in ARITHMETIC):
                 raise Refused(
@@ -259,13 +259,13 @@ def _has_map(kind: onnx.TypeProto) -> bool:
 
 
 def _require_finite_loops(path: Path, model: onnx.ModelProto) -> None:
-    """Refuse loops with a constant number of iterations above `TURNS`."""
+    """Refuse loops with a constant number of iterations above `MOST_ITERATIONS`."""
     from onnx import numpy_helper
 
     counts = {weight.name: weight for weight in model.graph.initializer}
     for node in model.graph.node:
         count = counts.get(node.input[0]) if node.op_type == "Loop" and node.input else None
-        if count is not None and (turns := int(numpy_helper.to_array(count).reshape(-1)[0])) > TURNS:
+        if count is not None and (turns := int(numpy_helper.to_array(count).reshape(-1)[0])) > MOST_ITERATIONS:
             raise Refused(
                 f"{path} has a loop of {turns:,} turns, and what it computes is found by running it.",
                 hint="Give its loops an end that is reached.",
@@ -432,7 +432,7 @@ def looked_into(model: onnx.ModelProto) -> bool:
 def left_alone(model: onnx.ModelProto) -> Iterator[str]:
     """Describe what is not folded and why: control flow, quantized graphs, custom operators."""
     kinds = {node.op_type for node in model.graph.node}
-    if found := sorted(kinds & set(CONTROL)):
+    if found := sorted(kinds & set(CONTROL_FLOW)):
         yield f"{', '.join(found)}: which branch runs is not known before it does"
     if found := sorted(kinds & set(QUANTISED)):
         yield f"the graph is quantized ({found[0]}): its integers do not fold exactly; fold it before quantizing"

@@ -73,13 +73,13 @@ def mcnemar(b: int, c: int) -> float:
 # --- How far two outputs differ.
 
 Array = NDArray[np.floating]
-EXAMPLES = 10
+MOST_EXAMPLES = 10
 NO_ANGLE = np.inf
 """The cosine of an image whose output is one number, or the lead of one class: it has a sign, no direction."""
 # Of few outputs all may be near zero by chance, where rounding is as large as ever: an image's scale is no smaller than
 # a quarter of the usual one, and, so that a quiet image beside loud ones is not excused, than that allows of its own.
 QUIET, REACH = 0.25, 1e4
-HIDES = np.finfo(np.float32).max
+MASK_NUMBER = np.finfo(np.float32).max
 """What a mask writes, if it does not write infinity: `torch.finfo(x.dtype).min`. It is no measure of other numbers."""
 
 
@@ -228,7 +228,7 @@ class Meter:
             "top1_flips_that_matter": matter,
             "top1_flips_within_noise": len(flips) - matter,
             "top1_close": int((leads <= noise).sum()),
-            "examples": tuple(flips[:EXAMPLES]),
+            "examples": tuple(flips[:MOST_EXAMPLES]),
         }
 
 
@@ -267,7 +267,7 @@ def without_equal_infinities(candidate: Array, reference: Array) -> tuple[Array,
     """Both with 0 where both have the same infinity or the largest number, as masks do, or both NaN."""
     if candidate.dtype.kind != "f" or reference.dtype.kind != "f":
         return candidate, reference
-    same = ((np.abs(reference) >= HIDES) & (candidate == reference)) | _nan_in_both(candidate, reference)
+    same = ((np.abs(reference) >= MASK_NUMBER) & (candidate == reference)) | _nan_in_both(candidate, reference)
     if not same.any():
         return candidate, reference
     return np.where(same, 0.0, candidate), np.where(same, 0.0, reference)
@@ -287,7 +287,7 @@ def _nan_in_both(candidate: Array, reference: Array) -> NDArray[np.bool_]:
 def largest(b: NDArray[Any]) -> NDArray[Any]:
     """How large every number is; 0 for what is none, and for what a mask hides."""
     size = np.abs(b, dtype=np.float64)
-    return np.where(size < HIDES, size, 0.0)
+    return np.where(size < MASK_NUMBER, size, 0.0)
 
 
 def _cosines(a: Array, b: Array, directions: int) -> Array:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from repaconv.core.errors import first_line
 from repaconv.graph.input_sizes_from_weights import input_sizes_from_weights
 from repaconv.graph.onnx_files import subgraphs_of
-from repaconv.verification.random_inputs import NUMBERS, Draw, draws, named_dims_of
+from repaconv.verification.random_inputs import INTEGER_BOUNDS, Draw, draws, named_dims_of
 
 if TYPE_CHECKING:
     import onnx
@@ -32,43 +32,43 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Sizes = dict[str, int]
 
-BATCHES = (2, 3, 1)
-FEW = (2, 1)
+BATCH_SIZES = (2, 3, 1)
+FEW_BATCH_SIZES = (2, 1)
 """Batch sizes for a graph that takes long to run."""
-FIRST = {"batch": BATCHES, "length": (7, 12, 5), "side": (61, 96, 67)}
+FIRST_SIZES = {"batch": BATCH_SIZES, "length": (7, 12, 5), "side": (61, 96, 67)}
 """Sizes that are tried first: primes, which keep sizes apart, and an even one, at which pools and strides divide."""
-USUAL = {
-    "batch": (*BATCHES, *BATCHES, 4, 8, 16),
+USUAL_SIZES = {
+    "batch": (*BATCH_SIZES, *BATCH_SIZES, 4, 8, 16),
     "length": (16, 32, 64, 128, 77, 197, 256, 512),
     "side": (64, 96, 128, 224, 256, 384, 512, 640, 32, 28, 16, 8),
 }
 """Sizes that are tried after these and the sizes in the graph's metadata."""
 
-IN_USE = (224, 256, 128, 96, 64, 48, 32, 28, 16, 8, 320, 384, 512, 640)
+IMAGE_SIDES = (224, 256, 128, 96, 64, 48, 32, 28, 16, 8, 320, 384, 512, 640)
 """Likely image sizes of a network with dynamic height and width, in the order in which they are tried. A graph that
 runs at none of the first two rarely runs at a larger one, and takes seconds to say so."""
 
-LARGEST = 2**25
+MOST_INPUT_NUMBERS = 2**25
 """Most numbers of all inputs of a probe, if the dynamic dimensions have a choice: 128 MiB in FP32. Several dimensions
 of 512 would take more memory than there is."""
 
-MODEST = 2**19
+QUICK_INPUT_NUMBERS = 2**19
 """Numbers of all inputs of a probe, three images of 224 pixels, above which sizes are tried last: a graph that runs at
 few sizes says so at large ones only after seconds."""
 
-WANTED = 3
+WANTED_ASSIGNMENTS = 3
 """Number of size assignments to find."""
-SMALLER = (1.0, 0.1, 0.01, 0.001)
+USUAL_GAINS = (1.0, 0.1, 0.01, 0.001)
 """Gains on normal inputs; the first one without overflow is the usual gain."""
 
-GAINS = (4.0, 32.0, 0.1)
+PROBE_GAINS = (4.0, 32.0, 0.1)
 """Factors on the usual gain for further probes: what is saturated or dead at 1 may be active there."""
 
 
-QUIET = 2.0**-10
+UNMASKED_GAIN = 2.0**-10
 """Factor on floating-point inputs at which nothing overflows: what is infinite there too is hidden by a mask."""
 
-FURTHER = (1.0, 4.0, 32.0, 256.0, 0.1, 2048.0) * 6
+FURTHER_GAINS = (1.0, 4.0, 32.0, 256.0, 0.1, 2048.0) * 6
 """Gains of further inputs, tried if an output of integers or booleans was constant on all probes, to make it change."""
 
 
@@ -101,7 +101,7 @@ class Search:
         run: Runs the graph.
         kinds: The kind of each dynamic dimension: "batch", "length" or "side".
         usual: The sizes to try for each kind.
-        below: Upper bound of integers without known meaning; one of `NUMBERS`.
+        below: Upper bound of integers without known meaning; one of `INTEGER_BOUNDS`.
         wanted: Number of size assignments to find.
         problem: The last error of the runtime, as a line.
         cause: The error itself.
@@ -113,7 +113,7 @@ class Search:
     kinds: dict[str, str]
     usual: dict[str, tuple[int, ...]]
     below: int
-    wanted: int = WANTED
+    wanted: int = WANTED_ASSIGNMENTS
     problem: str = ""
     cause: Exception | None = None
     lengths: dict[Any, tuple[int, ...]] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Search:
         for alike in ((), ("batch",), ("batch", "length", "side")):
             tried = {tuple(sizes.items()): sizes for sizes in self._candidates(alike)}
             found: list[Sizes] = []
-            for sizes in sorted(tried.values(), key=lambda sizes: self._numbers(sizes) > MODEST):
+            for sizes in sorted(tried.values(), key=lambda sizes: self._numbers(sizes) > QUICK_INPUT_NUMBERS):
                 if len(found) < self.wanted and self._runs(sizes, len(found)):
                     found.append(sizes)
             if found:
@@ -135,7 +135,7 @@ class Search:
     def _candidates(self, alike: tuple[str, ...]) -> Iterator[Sizes]:
         """Yield assignments to try; all dimensions of a kind in ``alike`` get the same size."""
         for start in range(max(len(values) for values in self.usual.values())):
-            place = dict.fromkeys(FIRST, start)
+            place = dict.fromkeys(FIRST_SIZES, start)
             sizes = {}
             for name, kind in self.kinds.items():
                 sizes[name] = self.usual[kind][place[kind] % len(self.usual[kind])]
@@ -155,8 +155,8 @@ class Search:
 
     @cached_property
     def _largest(self) -> int:
-        """`LARGEST`, or what the smallest assignment takes if that is more."""
-        return max(LARGEST, min(self._numbers(sizes) for sizes in self._candidates(())))
+        """`MOST_INPUT_NUMBERS`, or what the smallest assignment takes if that is more."""
+        return max(MOST_INPUT_NUMBERS, min(self._numbers(sizes) for sizes in self._candidates(())))
 
     def _numbers(self, sizes: Sizes) -> int:
         """How many numbers all inputs have."""
@@ -183,8 +183,12 @@ class Search:
         A dimension that had one size in all of ``found`` keeps it: the graph did not run with another.
         """
         only = {name: size for name, size in found[0].items() if all(sizes[name] == size for sizes in found)}
-        own = {kind: values[len(FIRST[kind]) :] for kind, values in self.usual.items()}
-        own = {**own, "batch": (1,), "side": tuple(dict.fromkeys((*own["side"][: -len(USUAL["side"])], *IN_USE)))}
+        own = {kind: values[len(FIRST_SIZES[kind]) :] for kind, values in self.usual.items()}
+        own = {
+            **own,
+            "batch": (1,),
+            "side": tuple(dict.fromkeys((*own["side"][: -len(USUAL_SIZES["side"])], *IMAGE_SIDES))),
+        }
         for place in range(max(map(len, own.values()))):
             sizes = {name: own[kind][place % len(own[kind])] for name, kind in self.kinds.items()} | only
             if sizes in found or self._runs(sizes, 0):
@@ -193,7 +197,7 @@ class Search:
 
     def gain(self, sizes: Sizes) -> float:
         """Return the first gain at which all outputs are finite."""
-        return next((gain for gain in SMALLER if self._finite(self.drawn(sizes, 0, gain))), 1.0)
+        return next((gain for gain in USUAL_GAINS if self._finite(self.drawn(sizes, 0, gain))), 1.0)
 
     def more(
         self, plain: tuple[dict[str, Array], ...], found: list[Sizes], usual: float, still: set[str]
@@ -215,7 +219,7 @@ class Search:
         Without floating-point inputs, where a gain has no effect, it is one more probe.
         """
         least = min(found, key=lambda sizes: sum(array.size for array in self.drawn(sizes, 0, usual).values()))
-        gains = GAINS if any(one.dtype.kind == "f" for one in self.inputs) else (1.0,)
+        gains = PROBE_GAINS if any(one.dtype.kind == "f" for one in self.inputs) else (1.0,)
         for seed, gain in enumerate(gains, len(found)):
             feeds = self.drawn(least, seed, usual * gain)
             if self._finite(feeds):
@@ -228,7 +232,7 @@ class Search:
         first: dict[str, dict[tuple[int, ...], Array]] = {name: {} for name in still}
         for feed in feeds if still else ():
             still = still - self._changed_outputs(feed, still, first)
-        for seed, gain in enumerate(FURTHER, len(feeds)):
+        for seed, gain in enumerate(FURTHER_GAINS, len(feeds)):
             feed = self.drawn(sizes, seed, gain) if still else {}
             if feed and self._finite(feed) and (moving := self._changed_outputs(feed, still, first)):
                 still = still - moving
@@ -252,7 +256,11 @@ class Search:
             outputs = self._float_outputs(feeds)
             if all(np.isfinite(out).all() for out in outputs.values()):
                 return True
-            small = {name: array * array.dtype.type(QUIET) for name, array in feeds.items() if array.dtype.kind == "f"}
+            small = {
+                name: array * array.dtype.type(UNMASKED_GAIN)
+                for name, array in feeds.items()
+                if array.dtype.kind == "f"
+            }
             masked = self._float_outputs({**feeds, **small})
         except Exception:  # some graphs reject some values
             return False
@@ -315,7 +323,7 @@ class Probes:
         usual: Sizes of the dynamic dimensions in ordinary use.
         other: Sizes of the dynamic dimensions in the first probe.
         gain: Factor on normally distributed inputs at which no output overflows.
-        below: Upper bound of integers without known meaning; one of `NUMBERS`.
+        below: Upper bound of integers without known meaning; one of `INTEGER_BOUNDS`.
         seed: Seed of the first probe with another gain; the next ones follow it.
         held: Inputs with fixed values, as nested lists.
     """
@@ -346,8 +354,8 @@ class Probes:
         return drawn(model, self.usual, seed, gain=self.gain * gain, below=self.below, held=self.held)
 
     def calls_of_other_gains(self, model: onnx.ModelProto) -> dict[float, dict[str, Array]]:
-        """Sample inputs of the usual sizes, by gain, for `GAINS`: floating-point probes, if those have these sizes."""
-        return {self.gain * gain: self.call(model, seed, gain) for seed, gain in enumerate(GAINS, self.seed)}
+        """Sample inputs of the usual sizes for every gain of `PROBE_GAINS`, by gain."""
+        return {self.gain * gain: self.call(model, seed, gain) for seed, gain in enumerate(PROBE_GAINS, self.seed)}
 
 
 def probes(
@@ -372,11 +380,11 @@ def probes(
     if sample is not None:
         return _probes_from_sample(model, run, sample)
     inputs = _inputs(model)
-    primes = {**FIRST, "batch": FEW} if dear else FIRST
-    usual = {kind: (*primes[kind], *_metadata_sizes(model, kind), *USUAL[kind]) for kind in FIRST}
-    numbers = NUMBERS if any(one.dtype.kind in "iu" for one in inputs) else NUMBERS[:1]
+    primes = {**FIRST_SIZES, "batch": FEW_BATCH_SIZES} if dear else FIRST_SIZES
+    usual = {kind: (*primes[kind], *_metadata_sizes(model, kind), *USUAL_SIZES[kind]) for kind in FIRST_SIZES}
+    numbers = INTEGER_BOUNDS if any(one.dtype.kind in "iu" for one in inputs) else INTEGER_BOUNDS[:1]
     for below, kinds in product(numbers, _dimension_kinds(inputs)):
-        search = Search(inputs, run, kinds, usual, below, len(FEW) if dear else WANTED)
+        search = Search(inputs, run, kinds, usual, below, len(FEW_BATCH_SIZES) if dear else WANTED_ASSIGNMENTS)
         if found := search.assignments():
             gain = search.gain(found[0])
             still, usually = _integer_outputs(model) - unmoved(model), search.usual_sizes(found)
@@ -409,7 +417,7 @@ def _probes_from_sample(
         )
         if not fits:
             raise Unrunnable(f"{one.name} is of shape {list(shape)}, and not {list(one.dims)}", [*sample], on=SAMPLE)
-    search = Search(inputs, run, dict.fromkeys(sizes, "batch"), {"batch": ()}, NUMBERS[-1])
+    search = Search(inputs, run, dict.fromkeys(sizes, "batch"), {"batch": ()}, INTEGER_BOUNDS[-1])
     first = {one.name: np.asarray(sample[one.name], one.dtype) for one in inputs}
     try:
         run(first)
@@ -420,7 +428,7 @@ def _probes_from_sample(
     plain = (first, *(search.drawn(sizes, seed, gain) for seed in (1, 2)))
     more = partial(search.more, plain, [sizes], gain, still)
     told = "ONNX Runtime, the sample that was given, and random inputs of its sizes"
-    return Probes(plain, more, told, sizes, sizes, gain, NUMBERS[-1], 1, held)
+    return Probes(plain, more, told, sizes, sizes, gain, INTEGER_BOUNDS[-1], 1, held)
 
 
 def _suspects(model: onnx.ModelProto, inputs: list[Input], problem: str) -> list[str]:

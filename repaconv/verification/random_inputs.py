@@ -32,7 +32,7 @@ Dims = Sequence[int | str]
 Value = Sequence[int] | Sequence[float] | float | None
 TO_THE_END = 2**31 - 1
 """End of a Slice that reaches the end of the axis."""
-MOST = 4096
+MOST_KERNEL_SHAPES = 4096
 """Maximum number of kernel shapes that are tried for a Col2Im."""
 
 
@@ -211,7 +211,7 @@ def _col2im_kernel_shape(at: Place) -> Value:
         places = prod(end // stride + 1 for end, stride in zip(ends, strides, strict=True))
         if prod(window) * after[1] == before[1] and places == before[2]:
             return list(window)
-        if place > MOST:
+        if place > MOST_KERNEL_SHAPES:
             break
     return None
 
@@ -251,19 +251,19 @@ RULES: dict[tuple[str, int], Callable[[Place], Value]] = {
 
 Array = NDArray[Any]
 
-WORDS = ("a", "B c", "42", "")
+SAMPLE_STRINGS = ("a", "B c", "42", "")
 """Strings for an input whose vocabulary the graph does not show."""
 
-NUMBERS = (10, 2, 1)
+INTEGER_BOUNDS = (10, 2, 1)
 """Exclusive upper bounds of random integers for inputs whose meaning the graph does not show; the first bound with
 which the graph runs is used. With 1 they are all 1, not 0."""
 
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Concat", "Slice", "Split", "Pad", "Resize", "Tile")
 _LOGIC = ("Not", "And", "Or", "Xor", "Where", "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")
 _INDICES = ("Gather", "GatherElements", "OneHot")
-_HUGE = 1e3
+_MASK_FACTOR = 1e3
 """An input that is multiplied by at least this factor is taken as a mask that is added to attention scores."""
-DEPTH = 16
+MOST_NODES_TO_INPUT = 16
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Draw:
 
     index: int | None = None
     value: Callable[[Mapping[str, int], tuple[int, ...], np.dtype[Any]], Array | None] | None = None
-    words: tuple[str, ...] = WORDS
+    words: tuple[str, ...] = SAMPLE_STRINGS
     mask: bool = False
     range: tuple[Array, Array] | None = None
     mean: Array = field(default_factory=lambda: np.zeros(()))
@@ -305,7 +305,7 @@ class Draw:
             dtype: Dtype of the input.
             generator: The random generator.
             gain: Factor on the deviation of normal distributions.
-            below: Upper bound of integers without known meaning; one of `NUMBERS`.
+            below: Upper bound of integers without known meaning; one of `INTEGER_BOUNDS`.
             sizes: Sizes of the graph's dynamic dimensions, by name.
         """
         if self.value is not None and (found := self.value(sizes, shape, dtype)) is not None:
@@ -430,7 +430,7 @@ class _InputReader:
             return Draw(words=words)
         rank = len(value.type.tensor_type.shape.dim)
         start = _AffineValue(np.ones(()), np.zeros(()), tuple(range(rank)))
-        expectations = list(self._expectations(value.name, start, DEPTH))
+        expectations = list(self._expectations(value.name, start, MOST_NODES_TO_INPUT))
         tables = [expectation.index for _, expectation in expectations if expectation.index is not None]
         if tables:
             return Draw(index=min(tables))
@@ -516,7 +516,7 @@ class _InputReader:
         other = seen.transposed(numbers.astype(np.float64))
         if other is None:
             return _AffineValue(seen.scale, seen.shift, None)
-        if node.op_type == "Mul" and np.abs(other).min() >= _HUGE:
+        if node.op_type == "Mul" and np.abs(other).min() >= _MASK_FACTOR:
             return 1, Draw(mask=True)
         if node.op_type == "Div" and place:
             return None

@@ -51,14 +51,14 @@ MEASURED_TIMES = 8
 """How many times the measured rounding error of the original (1, 2) is allowed. Its error is one draw of a sum of many
 small errors, and the candidate's is another one, of about as many operations. Of two independent normal draws one is
 more than 8 times the other with probability 2/pi * atan(1/8) = 8%; of the largest of 4 numbers each with 0.09%, of 8
-with 6e-6. Most images and neighborhoods have more. For a graph, `DRAWS` more of its errors are drawn, of networks whose
-weights are moved (3), and how far that moves it: of 1,000 sound folds, the largest error was 14 times one draw of the
-original's (the experiment, "error / own error")."""
+with 6e-6. Most images and neighborhoods have more. For a graph, `ROUNDING_SAMPLES` more of its errors are drawn, of
+networks whose weights are moved (3), and how far that moves it: of 1,000 sound folds, the largest error was 14 times
+one draw of the original's (the experiment, "error / own error")."""
 JITTERED_TIMES = 4
-"""How many times the movement under jitter (3) is allowed. The largest of `DRAWS` normal draws is below a quarter of
-their standard deviation with probability 2e-6, for one number. Jitter is larger than rounding itself, so that a sound
-fold stays within one of it: the experiment, "difference / jitter"."""
-DRAWS = 8
+"""How many times the movement under jitter (3) is allowed. The largest of `ROUNDING_SAMPLES` normal draws is below a
+quarter of their standard deviation with probability 2e-6, for one number. Jitter is larger than rounding itself, so
+that a sound fold stays within one of it: the experiment, "difference / jitter"."""
+ROUNDING_SAMPLES = 8
 """How many other roundings of a graph are drawn, one after the other, as long as some number is not explained: a
 neighborhood may be one number (a class, for one image), which one draw in ten does not move by an eighth of what
 another does. With moved weights and inputs, by normal draws. (With random signs of one size, two equal terms that
@@ -75,18 +75,18 @@ TO_FLOAT64 = 2.0**-29
 """How much finer float64 rounds than float32."""
 LAST_PLACE = 2.0**-52
 """The unit in the last place of a float64 number in [1, 2)."""
-VAGUE = 0.01
+MOST_EXPLAINED = 0.01
 """Where rounding explains more than this, relative to the scale, an agreement says little: such numbers are left out,
 and where more than `UNDECIDED_SHARE` of all are, nothing is verified. It is the noise of FP16 (`tolerances.LOSSY`):
 what rounding moves by more than that would not pass as FP16 either."""
 SATURATED = float(np.finfo(np.float32).eps)
 """What float32 keeps of numbers up to 1: a sigmoid or softmax that saturates has steps of so much near 1, and so has
 1 - p, however small that is. Relative to neighbors, an error below it is no error. In float64 it is that of float64."""
-ALGEBRA = 1e-9
+ALGEBRA_RTOL = 1e-9
 """What the fold computed in float64 may be off, relative to neighboring numbers. Of 1,000 sound folds, those of well
 conditioned networks were off by at most 3e-11 and those in which large numbers cancel by 2e-10; of almost equal values
-by more (`ALGEBRA_PART`). A constant that is rounded to float32 by mistake is off by 6e-8."""
-ALGEBRA_PART = 1024
+by more (`ALGEBRA_DIVISOR`). A constant that is rounded to float32 by mistake is off by 6e-8."""
+ALGEBRA_DIVISOR = 1024
 """Where the original's float32 error is larger, the fold in float64 may be off by this part of it. float64 rounds 2**29
 times finer: of 1,000 sound folds, those of almost equal values were off by at most 8e-4 of that error and all others by
 2e-5. That leaves room for graphs that keep constants in float32 (the scale of a Resize). Where it does not suffice, it
@@ -120,7 +120,7 @@ MEASURED = Kind(MEASURED_TIMES, "FP32", "float32 against float64")
 MOVED_INPUTS = Kind(MEASURED_TIMES, "float64", "moved inputs")
 JITTERED = Kind(JITTERED_TIMES, "FP32", "moved weights and inputs")
 WRITTEN = Kind(MEASURED_TIMES, "float64", "moved weights and inputs")
-ALGEBRAIC = Kind(1 / ALGEBRA_PART, "float64", "float32 against float64")
+ALGEBRAIC = Kind(1 / ALGEBRA_DIVISOR, "float64", "float32 against float64")
 
 Movement = Mapping[str, Array]
 """How far one other rounding moves each output: |other - original| for every number, infinite for a discrete value that
@@ -197,14 +197,14 @@ def network_rounding(subject: Subject, feeds: Feeds, right: Mapping[str, Any] | 
     """Of a run's original network; ``right`` is what it computes of these inputs in float64, where that is known.
 
     An image may be exact by chance in a network that amplifies rounding, so where one run does not suffice, up to
-    `DRAWS` others run on moved inputs.
+    `ROUNDING_SAMPLES` others run on moved inputs.
     """
 
     def measured() -> Iterator[Movement]:
         exact = subject.reference.run(feeds) if right is None else right
         single = subject.single()
         yield movement(single.run(feeds), exact)
-        for seed in range(DRAWS):
+        for seed in range(ROUNDING_SAMPLES):
             moved = movement(single.run(jittered_feeds(feeds, JITTER, seed)), exact)
             yield {name: JITTERED_TIMES / MEASURED.times * one for name, one in moved.items()}
 

@@ -9,13 +9,13 @@ from sys import float_info
 from repaconv.core.errors import UsageProblem
 from repaconv.results import Accuracy, Link, Metrics, Tolerance, Verdict
 
-POLICY = "11"
+POLICY_VERSION = "11"
 """Version of the figures below; it is written into every result."""
 
 # max|a - b| / max|b| of a net of up to 12 blocks; rounding errors add up like a random walk, so with sqrt(depth).
 # float64: largest seen 5e-15. float32 against its float64 self: seen 3e-7 to 2e-6.
 FLOAT64, FLOAT32 = 1e-12, 1e-5
-DEPTH = 12
+UNSCALED_DEPTH = 12
 
 EXACT = {
     "recorded": FLOAT32,
@@ -41,18 +41,18 @@ DECIDING_COSINE = 0.9
 # Images in which rounding decides what merges are left out if they differ by no more than that, and so are single
 # numbers that hang on a rounding; where more than this share of all is, nothing is verified.
 UNDECIDED_SHARE = 0.5
-MOVES = 10
+LEAST_OUTPUT_CHANGE = 10
 """An output whose numbers change by less than so many tolerances between inputs would hide a fault of a tenth of that
 change; relative to the largest number."""
 # A lossy link shows nothing where the outputs of all images differ by no more than this, relative to the largest.
-SHOWN = 1e-5
+LEAST_LOSSY_CHANGE = 1e-5
 # Flips beyond the noise, of all images: sound trained nets show one in 500 at most.
-FLIPS = 0.01
+MOST_FLIPS = 0.01
 # Flips within the noise, of the images that lead by no more. A sound net's errors are well below the noise, so it keeps
 # most of these, too: trained ones have next to none, nets with random weights, whose leads are small everywhere, lose
 # up to 20% of them; with half the bits of the weights, or one scale off by 2, most of them lose 25% to 70% (as above).
 FLIPS_WITHIN_NOISE = 0.25
-LUCK = 0.01
+CHANCE_LIMIT = 0.01
 """More of them than allowed is a fault where chance has less than this to do with it: of two, both may flip."""
 ACCURACY_LOSS = 0.01
 
@@ -69,14 +69,14 @@ LINKS = ("converted", *EXACT, *LOSSY)
 """The first is judged by the budget of its conversion alone."""
 
 
-def exact_rtols(depth: int = DEPTH) -> dict[str, float]:
+def exact_rtols(depth: int = UNSCALED_DEPTH) -> dict[str, float]:
     """The relative tolerance of every exact link for a net of so many blocks."""
-    return {link: value * sqrt(max(1.0, depth / DEPTH)) for link, value in EXACT.items()}
+    return {link: value * sqrt(max(1.0, depth / UNSCALED_DEPTH)) for link, value in EXACT.items()}
 
 
 def depth_reason(depth: int) -> str:
     """Why the limits of a net of so many blocks are not the usual ones; empty if they are."""
-    return f"limits grow with the square root of the depth, here {depth} blocks" if depth > DEPTH else ""
+    return f"limits grow with the square root of the depth, here {depth} blocks" if depth > UNSCALED_DEPTH else ""
 
 
 def tolerance(
@@ -134,7 +134,7 @@ def _lossy(precision: str, *, logits: bool, decides: bool) -> Tolerance:
         kind="lossy",
         cosine=least,
         norm_error=norm_error(least),
-        flips=FLIPS if logits else None,
+        flips=MOST_FLIPS if logits else None,
         flips_within_noise=FLIPS_WITHIN_NOISE if logits else None,
         accuracy_loss=ACCURACY_LOSS if logits else None,
         noise=noise,
@@ -198,7 +198,7 @@ def _too_many(metrics: Metrics, allowed: Tolerance) -> tuple[bool, bool]:
         return False, False
     beyond = metrics.top1_flips_that_matter > allowed.flips * metrics.images
     chance = by_chance(metrics.top1_flips_within_noise, metrics.top1_close, allowed.flips_within_noise)
-    return beyond, chance < LUCK
+    return beyond, chance < CHANCE_LIMIT
 
 
 def by_chance(count: int, n: int, share: float) -> float:

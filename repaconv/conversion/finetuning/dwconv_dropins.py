@@ -11,7 +11,7 @@ from repaconv.conversion.finetuning.training_plan import TrainingPlan, metadata_
 from repaconv.methods.dwconv.checkpoint_reading import read_or_plain_vit
 from repaconv.verification.model_runners import weighted
 
-RATE = 6e-5
+LEARNING_RATE = 6e-5
 """Maximum learning rate. The start is good already: with ten times this rate it is lost faster than it is improved."""
 
 
@@ -22,7 +22,7 @@ def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Traini
     blocks = tuple((f"blocks.{index}", f"blocks.{index}") for index in apart)
     return TrainingPlan(
         net=weighted(reading.module(), reading.tensors, torch.float32),
-        rate=RATE,
+        rate=LEARNING_RATE,
         imitated=blocks,
         moving=False,
         whitened=True,

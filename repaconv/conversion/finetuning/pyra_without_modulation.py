@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from repaconv.checkpoints import Checkpoint
-from repaconv.conversion.finetuning.dwconv_dropins import RATE
+from repaconv.conversion.finetuning.dwconv_dropins import LEARNING_RATE
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, metadata_of
 from repaconv.methods.pyra import METHOD
 from repaconv.methods.pyra.merging_schedules import first_merging_block
@@ -21,7 +21,7 @@ def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Traini
     (schedule,) = (fact.value for fact in reading.facts if fact.name == "schedule")
     return TrainingPlan(
         net=weighted(reading.module(), reading.tensors, torch.float32),
-        rate=RATE,
+        rate=LEARNING_RATE,
         imitated=tuple((f"blocks.{index}", f"blocks.{index}") for index in range(first_merging_block(schedule))),
         moving=False,
         whitened=True,

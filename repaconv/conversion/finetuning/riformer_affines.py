@@ -17,7 +17,7 @@ from repaconv.conversion.plain_vit import map_batches
 from repaconv.methods.riformer.checkpoint_reading import read
 from repaconv.verification.model_runners import weighted
 
-RATE = 2e-3
+LEARNING_RATE = 2e-3
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Traini
     blocks = [name.removesuffix(".token_mixer") for name in mixers]
     return TrainingPlan(
         net=net,
-        rate=RATE,
+        rate=LEARNING_RATE,
         imitated=tuple((name, name) for name in (*blocks, *mixers)),
         related=tuple((name, name) for name in blocks),
         metadata=metadata_of(checkpoint),

@@ -21,10 +21,10 @@ from repaconv.method_api.settings import Knobs, one_of
 from repaconv.methods.repavit.paper_equations import linear_layer
 from repaconv.results import Fact
 
-RESIDUAL = 0.02
+ACTIVE_RESIDUAL = 0.02
 """Threshold of |r| above which a channel counts as activated. |r| of idle channels is below 7e-3, moving averages
 included; any threshold from 0.005 to 0.05 gave the same results on 66 blocks of 10 trained networks."""
-MISFITS = 0.05
+MOST_MISFITS = 0.05
 """Maximum share of misclassified channels. Above it, the statistics are not those of a converged training."""
 MINIMA = {"GELU": -0.17, "GELU-tanh": -0.1701, "QuickGELU": -0.1637, "ReLU": 0.0, "SiLU": -0.2785}
 """The minimum of each activation, rounded down. The mean of an activated channel cannot be lower."""
@@ -61,7 +61,7 @@ class ResidualTest:
         idle_mean = linear_layer(block, "fc1")(block["norm1.bias"])
         mean = block["norm2.running_mean"].double()
         r = (mean - idle_mean) / (block["norm2.running_var"].double() + eps).sqrt()
-        deviating = r.abs() > RESIDUAL
+        deviating = r.abs() > ACTIVE_RESIDUAL
         below = torch.cat([torch.zeros(1, dtype=torch.int64), (~deviating).cumsum(0)])  # |r| small among j < k
         above = int(deviating.sum()) - torch.cat([torch.zeros(1, dtype=torch.int64), deviating.cumsum(0)])
         misfits, active = (below + above).min(0)
@@ -73,7 +73,7 @@ class ResidualTest:
             misfits=int(misfits),
             deviating=deviating,
             proof=int(low.max()) if trained and len(low) else None,
-            usable=trained and int(misfits) <= MISFITS * len(r) and positive >= 0.75,
+            usable=trained and int(misfits) <= MOST_MISFITS * len(r) and positive >= 0.75,
         )
 
     def misfits_of(self, active: int) -> int:

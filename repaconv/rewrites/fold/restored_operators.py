@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.canonical_form import LAST
+from repaconv.graph.canonical_form import LAST_AXES_KEY
 from repaconv.graph.index_selections import are_consecutive, selection_of
 from repaconv.graph.linear_layers import linear_of
 from repaconv.graph.model_rewriting import clean
@@ -37,7 +37,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
     """Put split operators together; in place. No changes are reported, since none is of interest to the user."""
     _split(model)
     for node in nodes_of(model, "MatMul"):
-        for value in node.inputs if model.meta.get(LAST, True) else ():
+        for value in node.inputs if model.meta.get(LAST_AXES_KEY, True) else ():
             _transposed_last(model, value)
         _gemm(model, node)
     clean(model)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graph.axis_tracking import axis_before
-from repaconv.graph.canonical_form import NORMAL, normalize
+from repaconv.graph.canonical_form import NORMALIZED_KEY, normalize
 from repaconv.graph.index_selections import selection_of
 from repaconv.graph.linear_layers import linear_of
 from repaconv.graph.model_rewriting import release_weights
@@ -155,7 +155,7 @@ Demand = Reads | None
 
 def apply(model: ir.Model) -> Iterator[Change]:
     """Compute only the tokens that are read; in place. A graph in which nothing can be saved is not changed at all."""
-    if NORMAL in model.meta or _can_narrow(model):
+    if NORMALIZED_KEY in model.meta or _can_narrow(model):
         yield from _narrowed(model)
 
 

@@ -97,13 +97,13 @@ def roofline(found: Roofline) -> None:
 
 # Estimate
 
-SHOWN = 12
+SHOWN_NODES = 12
 
 
 def show_estimate(done: EstimateArtefact) -> None:
     """Print the latency range, the slowest nodes, the peak figures, and a measured latency if there is one."""
     print_table = table("node", "operator", "in", "low ms", "high ms", "limited by")
-    for node in sorted(done.nodes, key=lambda node: -node.high_ms)[:SHOWN]:
+    for node in sorted(done.nodes, key=lambda node: -node.high_ms)[:SHOWN_NODES]:
         times = (f"{node.low_ms:.3f}", f"{node.high_ms:.3f}")
         print_table.add_row(plain(node.name), plain(node.operator), node.precision, *times, node.limit)
     stdout().print(print_table)

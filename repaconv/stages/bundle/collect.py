@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from repaconv.sources.source_model import Subject
 
-LARGEST = 256 * 2**20
+MOST_UNPACKED_BYTES = 256 * 2**20
 """Most bytes of an unpacked result, which contains text only."""
 
 
@@ -172,9 +172,9 @@ def _read_result(path: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     try:
         with gzip.open(path) as packed:
-            content = packed.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise _damaged(f"it unpacks to more than {LARGEST >> 20} MiB")
+            content = packed.read(MOST_UNPACKED_BYTES + 1)
+        if len(content) > MOST_UNPACKED_BYTES:
+            raise _damaged(f"it unpacks to more than {MOST_UNPACKED_BYTES >> 20} MiB")
         with tarfile.open(fileobj=BytesIO(content), mode="r:") as tar:
             for member in tar:
                 plain = member.isreg() and Path(member.name).name == member.name and not member.name.startswith(".")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from repaconv.conversion.plain_vit import PlainViT
     from repaconv.engines.targets import Target
 
-SHARES = (0.25, 0.5, 0.75, 1.0)
+REPLACED_SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the blocks that are replaced."""
 
 
@@ -114,7 +114,7 @@ def _block_replacements(
     if not order:
         errors = single_block_errors(selection, how, progress)
         order = sorted(range(len(errors)), key=lambda block: errors[block])
-    counts = dict.fromkeys(max(1, round(share * len(order))) for share in SHARES)
+    counts = dict.fromkeys(max(1, round(share * len(order))) for share in REPLACED_SHARES)
     for kind in get_args(Kind):
         for count in counts:
             blocks = tuple(sorted(order[:count]))

@@ -198,7 +198,7 @@ def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 # --- Fold a network of a named architecture: build it, load its weights strictly, export it to ONNX, fold the graph.
 
-EXPORTED = ".exported.onnx"
+EXPORTED_SUFFIX = ".exported.onnx"
 LARGEST_GRAPH = 2**31 - 2**20
 """Most bytes of weights in one ONNX file: protobuf's limit of 2 GiB, less 1 MiB for the graph itself."""
 USUAL_SIZE = (224, 224)
@@ -365,7 +365,7 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
     images, classes = _images(arch, network, path if path.is_dir() else None, knobs), asked_classes(knobs)
     knobs.done()
     stem = run_folder.utf8_name(path).name if path.is_dir() else run_folder.utf8_stem(path)
-    payload, data = f"{stem}{run_folder.FOLDED}", f"{stem}{EXPORTED}"
+    payload, data = f"{stem}{run_folder.FOLDED}", f"{stem}{EXPORTED_SUFFIX}"
     out = Path(options.out) if options.out else run_folder.default_folder(path)
     run = run_folder.prepare_run(
         weights, found.origin.sha256, out, force=options.force, payload=payload, files=[out / data]

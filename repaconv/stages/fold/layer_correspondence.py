@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from repaconv.checkpoints import Checkpoint
     from repaconv.method_api.contract import Method, Reading
 
-MOST = 300_000_000
+MOST_FOLDED_NUMBERS = 300_000_000
 """Most numbers that are folded again for this; kinds of blocks that would take more show no layers."""
 
 Layers = dict[str, FoldedLayer]
@@ -102,13 +102,13 @@ def _first_of_kinds(certificate: Sequence[FoldStep], before: Layers, after: Laye
 
 
 def _affordable(chosen: Sequence[str], before: Layers, trained: Reading) -> list[str]:
-    """As many of the modules, in their order, as `MOST` allows."""
+    """As many of the modules, in their order, as `MOST_FOLDED_NUMBERS` allows."""
     kept: list[str] = []
     numbers = [(name, tensor.numel()) for name, tensor in trained.tensors.items()]
     for name in chosen:
         last = max((at for at, (key, _) in enumerate(numbers) if key.startswith(f"{name}.")), default=len(numbers) - 1)
         runs = 1 + max(len(_layers_in(each, before)) for each in (*kept, name))
-        if runs * sum(count for _, count in numbers[: last + 1]) > MOST:
+        if runs * sum(count for _, count in numbers[: last + 1]) > MOST_FOLDED_NUMBERS:
             break
         kept.append(name)
     return kept

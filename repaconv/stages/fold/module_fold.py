@@ -182,7 +182,7 @@ def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
     from repaconv.torch_fold.module_calls import KEEPS_STATE, in_float64
     from repaconv.torch_fold.submodules import is_hooked
     from repaconv.torch_fold.whole_module_check import Whole
-    from repaconv.verification.rounding import ALGEBRA
+    from repaconv.verification.rounding import ALGEBRA_RTOL
 
     if any(is_hooked(part) for part in module.modules()):
         raise Refused("it has hooks, or a forward of its own, which its deploy form would not have.", code="live.other")
@@ -190,7 +190,7 @@ def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
         whole = Whole.of(lambda: in_float64(module), given, ())
     except Refused as error:
         raise Refused(error.message, hint=error.hint, code="live.other") from error
-    found = whole.compare(deploy.eval(), rtol=ALGEBRA)  # the user's own code may round differently
+    found = whole.compare(deploy.eval(), rtol=ALGEBRA_RTOL)  # the user's own code may round differently
     if not found.passed:
         raise Refused(
             f"its keys are those of a known network, but it computes another: the outputs differ by {found.error:.1e}.",

@@ -27,13 +27,13 @@ Again = Callable[..., Kept]
 """A function that folds the graph again without its ``reverts``, and reverts what makes it larger or, unless
 ``measured`` is False, slower."""
 
-FEW = 8
+FEW_KEPT_VALUES = 8
 """If at most so many values are kept, the fold is tried without each; that takes a comparison."""
-SMALL = (
+SMALL_VALUE_REASON = (
     f"nothing is folded across it, since it is small next to the others of a sum: folded, the graph rounds by more "
     f"than {MEASURED_TIMES} times what the original does in FP32"
 )
-ROUNDS = f"with it the graph rounds by more than {MEASURED_TIMES} times what the original does in FP32"
+ROUNDS_WORSE_REASON = f"with it the graph rounds by more than {MEASURED_TIMES} times what the original does in FP32"
 
 
 def compared_with_reverts(
@@ -69,7 +69,7 @@ def compared_with_reverts(
         found = keeping(values)
         if found is None:
             continue
-        for value in values if 1 < len(values) <= FEW else ():
+        for value in values if 1 < len(values) <= FEW_KEPT_VALUES else ():
             fewer = [one for one in values if one != value]
             less = keeping(fewer) if fewer else None
             values, found = (fewer, less) if less is not None else (values, found)
@@ -78,10 +78,10 @@ def compared_with_reverts(
 
     def judge(one: Kept) -> FoldEvaluation:
         failed = [link.figures.error or 0.0 for link in _compared(source, one, given) if link.verdict == "failed"]
-        return FoldEvaluation((max(failed, default=0.0), -len(one.changes)), ROUNDS if failed else "")
+        return FoldEvaluation((max(failed, default=0.0), -len(one.changes)), ROUNDS_WORSE_REASON if failed else "")
 
     if all(change.rewrite != AFFINE.name for change in fold.changes):  # it moves constants without a change to report
-        other = refold_without(fold, AFFINE.name, refold, ROUNDS)
+        other = refold_without(fold, AFFINE.name, refold, ROUNDS_WORSE_REASON)
         fold = other if other.changes and not judge(other).why else fold
     kept = revert_harmful(fold, given, refold, judge)
     return kept, _compared(source, kept, given)
@@ -116,4 +116,4 @@ def _more_and_more(values: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _keeping(reverts: Reverts, value: str) -> Reverts:
-    return Reverts((*reverts.names, f"{PREFIX}{value}"), (*reverts.messages, f"{value}: {SMALL}"))
+    return Reverts((*reverts.names, f"{PREFIX}{value}"), (*reverts.messages, f"{value}: {SMALL_VALUE_REASON}"))

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from repaconv.benchmark.interleaved_protocol import Measurement
     from repaconv.engines.contract import Feeds
 
-LOSS = 0.98
+SLOWER_SPEEDUP = 0.98
 """A fold is reverted if the whole confidence interval of its speedup over the original is below this."""
 LEAST_MS, LARGEST_MS = 2.0, 1500.0
 """Shortest and longest inference that is measured, in ms: a shorter one cannot be measured reliably within seconds, and
 20 rounds of a longer one and its fold take more than a minute."""
 SECONDS, ROUNDS = 2.0, (20, 30)
-"""Fewer rounds than 20 are inconclusive (`repaconv.benchmark.measurement_quality.FEWEST`)."""
+"""Fewer rounds than 20 are inconclusive (`repaconv.benchmark.measurement_quality.FEWEST_ROUNDS`)."""
 FIRST_ROUNDS, FIRST_LOADS = 8, 2
 """Rounds and session loads of a short measurement. A fold that is no slower in it is kept; most are."""
 TARGET = "x86-64"
@@ -101,7 +101,7 @@ def _speed_message(found: Ratio) -> str:
 
 
 def _is_slower(found: Ratio | None) -> bool:
-    return found is not None and found.high < LOSS
+    return found is not None and found.high < SLOWER_SPEEDUP
 
 
 class _Inference(NamedTuple):
@@ -137,7 +137,7 @@ def _measured_speedup(given: Evaluated, folded: Evaluated, call: _Inference) -> 
     if found is None:
         return None
     speed = found.ratio("folded", "given")
-    return speed if speed.conclusive and (_fastest(found) < LOSS or not _is_slower(speed)) else None
+    return speed if speed.conclusive and (_fastest(found) < SLOWER_SPEEDUP or not _is_slower(speed)) else None
 
 
 def _is_as_fast_at_first(given: Evaluated, folded: Evaluated, call: _Inference) -> bool:

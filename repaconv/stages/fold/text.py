@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import ROWS, colored, is_verbose, plain, stdout, table
+from repaconv.core.terminal import PRINTED_ROWS, colored, is_verbose, plain, stdout, table
 from repaconv.stages.report.page_rendering import saved
 from repaconv.stages.shared.result_tables import costs, count_text, links, print_hidden_rows, size_text
 
@@ -51,7 +51,7 @@ def _checkpoint(done: MethodFold) -> None:
     """Print a summary of the certificate, and what the fold saves."""
     rows = table("module", "folded", "float64 difference")
     steps = sorted(done.certificate, key=lambda step: -step.max_rel_error)
-    for step in done.certificate if is_verbose() else steps[:ROWS]:
+    for step in done.certificate if is_verbose() else steps[:PRINTED_ROWS]:
         own = f" ({step.allowed:.0e} allowed: {plain(step.reason)})" if step.reason else ""
         rows.add_row(step.module, "; ".join(step.folded), f"{step.max_rel_error:.1e}{own}")
     stdout().print(rows)
@@ -70,9 +70,9 @@ def _checkpoint(done: MethodFold) -> None:
 def _shortened(sentence: str) -> str:
     """Shorten a sentence to the first places that it names; all of them with -v."""
     places = sentence.split("; ")
-    if is_verbose() or len(places) <= ROWS:
+    if is_verbose() or len(places) <= PRINTED_ROWS:
         return sentence
-    return f"{'; '.join(places[:ROWS])}; and {len(places) - ROWS} more, with -v"
+    return f"{'; '.join(places[:PRINTED_ROWS])}; and {len(places) - PRINTED_ROWS} more, with -v"
 
 
 def _not_folded(done: MethodFold | GraphFold) -> None:
@@ -91,7 +91,7 @@ def _graph(done: GraphFold) -> None:
         )
     if done.changes:
         changes = table("rewrite", "place", "what was done")
-        for change in done.changes if is_verbose() else done.changes[:ROWS]:
+        for change in done.changes if is_verbose() else done.changes[:PRINTED_ROWS]:
             changes.add_row(change.rewrite, plain(change.place), plain(change.description))
         stdout().print(changes)
         print_hidden_rows("changes", len(done.changes))

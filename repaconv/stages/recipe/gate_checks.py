@@ -24,7 +24,7 @@ from repaconv.stages.bundle.text import board_commands
 from repaconv.stages.recipe.missing_recipe_files import in_recipe, key_of
 from repaconv.stages.recipe.options import GateOptions
 from repaconv.stages.recipe.recipe_file import BenchSection, Recipe, RecipeError, RecipeProblem
-from repaconv.verification.tolerances import LOSSY, LUCK, by_chance
+from repaconv.verification.tolerances import CHANCE_LIMIT, LOSSY, by_chance
 
 # One sentence about a link and about a measurement
 
@@ -71,9 +71,9 @@ def _changed(link: Link) -> list[tuple[float, str]]:
 
 # The checks
 
-WORST = (1, 4, 3, 2, 5, 0)
+EXIT_CODES_WORST_FIRST = (1, 4, 3, 2, 5, 0)
 """Exit codes, the worst first: failed, refused, environment, usage, inconclusive, done."""
-ROUNDING = 1e-9
+SHARE_ROUNDING = 1e-9
 """Percentage points that rounding may cost a share of images: 497 of 500 must meet a limit of 99.4%."""
 _CODES = {"failed": 1, "inconclusive": 5}
 _EXPORT_LINKS = ("exported", "form", "simplified", "onnx", "preprocessing", *LOSSY)
@@ -82,7 +82,7 @@ _EXPORT_LINKS = ("exported", "form", "simplified", "onnx", "preprocessing", *LOS
 
 def worst_exit_code(codes: Any) -> int:
     """The worst of several exit codes."""
-    return min(codes, key=WORST.index, default=0)
+    return min(codes, key=EXIT_CODES_WORST_FIRST.index, default=0)
 
 
 class RecipeChecks:
@@ -226,7 +226,7 @@ class RecipeChecks:
             self.note("verify", name, "failed", f"{otherwise}, and {told} limits it", keys)
             return
         value, link, what = worst
-        verdict = "failed" if value > limit + ROUNDING else "passed"
+        verdict = "failed" if value > limit + SHARE_ROUNDING else "passed"
         message = f"{link.candidate}: {value:.2%} {what}; [verify] {told}: {limit:.2%} at most"
         self.note("verify", name, verdict, message, keys)
 
@@ -235,9 +235,9 @@ class RecipeChecks:
         assert worst.accuracy
         found, images = worst.accuracy.candidate, worst.accuracy.images
         verdict, hint = "passed", ""
-        if 100 * found < least - ROUNDING:
+        if 100 * found < least - SHARE_ROUNDING:
             chance = by_chance(round((1 - found) * images), images, 1 - least / 100)
-            verdict = "inconclusive" if keys[-1] != "min_top1" and chance >= LUCK else "failed"
+            verdict = "inconclusive" if keys[-1] != "min_top1" and chance >= CHANCE_LIMIT else "failed"
             hint = "Verify on more images with labels." if verdict == "inconclusive" else ""
         which = f", the lowest of {versions} versions" if versions > 1 else ""
         message = (

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from repaconv.results import Change, FoldedLayer, FoldStep
 
-MOST = 12
+MOST_DRAWN = 12
 """Number of places that are drawn; the others are counted."""
 WIDTH, BOX, HEIGHT, GAP, EDGE, LINE = 360, 156, 46, 8, 12, 13
 LETTERS, WORDS = 24, 54
@@ -95,14 +95,14 @@ def fold_svg(places: Sequence[Place], title: str) -> str:
     if not places:
         return ""
     drawn, y = [], EDGE
-    for place in places[:MOST]:
+    for place in places[:MOST_DRAWN]:
         lines, y = _draw_place(place, y)
         drawn += lines
-    left = max(0, len(places) - MOST)
+    left = max(0, len(places) - MOST_DRAWN)
     if left:
         y += LINE
         drawn.append(f'<text class="note" x="{EDGE}" y="{y}">and {left:,} more places, which save less</text>')
-    described = " ".join(_sentence(place) for place in places[:MOST])
+    described = " ".join(_sentence(place) for place in places[:MOST_DRAWN])
     described += f" And {left:,} more places." if left else ""
     head = f'viewBox="0 0 {WIDTH} {y + EDGE}" width="100%" role="img" aria-labelledby="fold-title fold-desc"'
     return "\n".join(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LIBRARIES = ("timm", "transformers")
 FILES = ("model.safetensors", "config.json", "preprocessor_config.json", "README.md")
 """Files of such a folder; the third is written only if the run's source folder has it."""
-SLOT = "save.json"
+RESULT_FILE = "save.json"
 LABELS = ("label_names", "label_descriptions")
 """Keys of timm's config.json that describe the classes."""
 
@@ -95,8 +95,8 @@ def save_by(options: SaveOptions, run: str | Path | None = None, *, progress: Pr
             other_files=tuple(others),
             links=links,
         )
-        done = replace_artifact(plan.folder / SLOT, done)
-    return with_files(done, [plan.run.fold_json], [*files, plan.folder / SLOT])
+        done = replace_artifact(plan.folder / RESULT_FILE, done)
+    return with_files(done, [plan.run.fold_json], [*files, plan.folder / RESULT_FILE])
 
 
 save = by_name(save_by, SaveOptions)
@@ -120,7 +120,7 @@ def _plan(options: SaveOptions, run: str | Path | None) -> _Plan:
     package(arch.library)
     overridden = run_folder.require_passed_checks(taken, folded, unverified=options.allow_unverified)
     folder = Path(options.out) if options.out else taken.folder / arch.library
-    require_replaceable(folder / SLOT, "save", *(folder / name for name in FILES))
+    require_replaceable(folder / RESULT_FILE, "save", *(folder / name for name in FILES))
     return _Plan(subject, arch, taken, folder, options.words(), overridden)
 
 

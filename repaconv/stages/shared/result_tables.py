@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from repaconv.core.terminal import ROWS, colored, is_verbose, plain, stdout, table
+from repaconv.core.terminal import PRINTED_ROWS, colored, is_verbose, plain, stdout, table
 from repaconv.stages.report.page_rendering import saved
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def label(link: Link, links: Iterable[Link]) -> str:
 
 def print_hidden_rows(kind: str, count: int) -> None:
     """Print how many rows are not shown."""
-    if count > ROWS and not is_verbose():
-        stdout().print(f"[dim]{count - ROWS} more {kind}: -v shows all[/]")
+    if count > PRINTED_ROWS and not is_verbose():
+        stdout().print(f"[dim]{count - PRINTED_ROWS} more {kind}: -v shows all[/]")
 
 
 def _numbers_of(link: Link) -> tuple[str, str, str, str]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from repaconv.tasks.recognition import Choice
     from repaconv.verification.input_batches import Batch, Inputs
 
-SMALLEST = 0.001
+SMALLEST_SHARE = 0.001
 """Smallest allowed share for which more images are demanded: 1000 test images are always enough."""
 FEW_OTHERS = 0.05
 """Share of images with another top-1 prediction than most, up to which FP32 predicts nearly always the same."""
@@ -426,7 +426,7 @@ def _require_labels(given: Split, count: int) -> None:
 
 def _wanted(allowed: float) -> int:
     """So many that one of them is no more than the allowed share."""
-    return ceil(1 / max(allowed, SMALLEST))
+    return ceil(1 / max(allowed, SMALLEST_SHARE))
 
 
 def _require_enough(given: Split, name: str, allowed: float) -> None:

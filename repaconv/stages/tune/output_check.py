@@ -6,7 +6,7 @@ So one batch of inputs after the other is compared, until one decides:
 
 1. the user's images;
 2. random inputs;
-3. random images with larger and smaller numbers (`probe_inputs.GAINS`).
+3. random images with larger and smaller numbers (`probe_inputs.PROBE_GAINS`).
 
 A difference beyond the tolerance and beyond what rounding explains rejects a configuration at once. It is accepted by a
 batch on which its outputs are the baseline's, or those of the network in float64, if that batch shows a planted fault:
@@ -30,7 +30,7 @@ from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import NEAR_ONE, differing_operators
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.model_runners import FixedBatch, load_onnx
-from repaconv.verification.probe_inputs import GAINS
+from repaconv.verification.probe_inputs import PROBE_GAINS
 from repaconv.verification.rounding import MEASURED, Rounding, apart, moved_weights, movement, network_rounding
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Batch, Inputs
     from repaconv.verification.model_runners import Ported
 
-FAULT = 0.01
+PLANTED_FAULT = 0.01
 """By how much the weights of the planted fault are moved, relative to themselves."""
 CHECKED_IMAGES = 3
 """Images of a batch on which outputs are compared, unless the batch size is fixed."""
@@ -200,7 +200,7 @@ class ComparedBatch:
 
     def _moved(self, model: onnx.ModelProto) -> onnx.ModelProto | None:
         """A graph with moved weights; None if it has none."""
-        moved = moved_weights(model, FAULT, seed=0)
+        moved = moved_weights(model, PLANTED_FAULT, seed=0)
         return None if moved == model else moved
 
     @cached_property
@@ -266,7 +266,7 @@ def check_batches(subject: Subject, given: Inputs | None, size: ImageSize | None
     drawn = subject.drawn(count, 0, size).piece(0, count)
     yield drawn
     if subject.folded.image_size is not None and all(array.dtype.kind == "f" for array in drawn.given.values()):
-        for gain in GAINS:
+        for gain in PROBE_GAINS:
             yield replace(drawn, given={name: array * array.dtype.type(gain) for name, array in drawn.given.items()})
 
 

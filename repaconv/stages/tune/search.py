@@ -26,7 +26,7 @@ from repaconv.stages.shared.input_selection import Split
 from repaconv.stages.shared.lower_precision import int8_for, loader_for, to_precision
 from repaconv.stages.shared.task_choice import evaluation_by
 from repaconv.stages.tune.options import TuneOptions
-from repaconv.stages.tune.speed_prediction import NOISE, Observation, Predictor, observed
+from repaconv.stages.tune.speed_prediction import ROUND_NOISE, Observation, Predictor, observed
 from repaconv.verification.model_runners import named
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ class _Search:
                 continue
             gain = gains[every.index(best)]
             self.rows.record(best, expected=math.exp(gain))
-            assumed.append(Observation("", self.macs, best, gain, NOISE / math.sqrt(FIRST)))
+            assumed.append(Observation("", self.macs, best, gain, ROUND_NOISE / math.sqrt(FIRST)))
             least_worth = least_worth or SIMILAR_WORTH * worth[best]
             batch[best] = trial
         return batch

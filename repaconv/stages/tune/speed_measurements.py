@@ -217,9 +217,9 @@ class MeasurementCosts:
 
     def variants_s(self, deployment: Deployment) -> float:
         """Seconds to measure how sensitive each group of layers is: one pass over the calibration images per group."""
-        from repaconv.onnx_export.fp32_layer_selection import GROUPS
+        from repaconv.onnx_export.fp32_layer_selection import MOST_GROUPS
 
-        return self._usual_s(deployment) + GROUPS * self.evaluation_s(self.baseline, CALIBRATION_IMAGES)
+        return self._usual_s(deployment) + MOST_GROUPS * self.evaluation_s(self.baseline, CALIBRATION_IMAGES)
 
     def _prepare_s(self, deployment: Deployment) -> float:
         if deployment in self.timings or self._plain(deployment) in map(self._plain, self.timings):

@@ -43,13 +43,13 @@ CONCURRENCY_OWN = 0.4
 """Streams and batch sizes change the throughput manyfold, and differently for each network."""
 REWRITE, REWRITE_OWN, REWRITE_OF_TRIAL = 0.01, 0.015, 0.01
 FP32_LAYERS = 0.1
-REST = 0.01
+UNEXPLAINED = 0.01
 """What is left of a configuration when all effects are summed up."""
-DECADES = 0.5
+SIMILAR_SIZE_DECADES = 0.5
 """Networks are alike in size if their MACs differ by less than that many powers of ten."""
 MOST_OF_ONE = 20
 """Configurations of an earlier search that count."""
-NOISE = 0.03
+ROUND_NOISE = 0.03
 """Least relative error of one round: that of a measurement shrinks with the square root of its rounds."""
 
 
@@ -74,7 +74,7 @@ class Observation(NamedTuple):
 def observed(network: str, macs: float, deployment: Deployment, ratio: Ratio, rounds: int) -> Observation:
     """What a measurement says; few rounds say less than their interval claims."""
     spread = math.log(ratio.high / ratio.low) / 3.92 if ratio.low > 0 else 1.0  # 1.96 standard deviations to each side
-    return Observation(network, macs, deployment, math.log(ratio.median), max(spread, NOISE / math.sqrt(rounds)))
+    return Observation(network, macs, deployment, math.log(ratio.median), max(spread, ROUND_NOISE / math.sqrt(rounds)))
 
 
 @cache
@@ -103,7 +103,7 @@ def own_history(results: Iterable[TuneArtefact], machine: Mapping[str, Any], obj
     return found
 
 
-DIGITS = 9
+PREDICTION_DIGITS = 9
 """Of a prediction: the last digits depend on the CPU on which it is computed, and would decide between equal ones."""
 
 
@@ -139,7 +139,9 @@ class Predictor:
         solved = np.linalg.solve(known, np.column_stack([np.array([each.gain for each in seen]), across]))
         means = across.T @ solved[:, 0]
         variances = np.diag(features.covariance(fresh, fresh)) - np.einsum("ij,ij->j", across, solved[:, 1:])
-        return Prediction(means.round(DIGITS), np.sqrt(np.maximum(variances, 1e-12)).round(DIGITS))
+        return Prediction(
+            means.round(PREDICTION_DIGITS), np.sqrt(np.maximum(variances, 1e-12)).round(PREDICTION_DIGITS)
+        )
 
 
 class _Features(NamedTuple):
@@ -190,7 +192,7 @@ class _Features(NamedTuple):
         def same(values: Vector) -> Matrix:
             return np.asarray(values[left, None] == values[None, right], float)
 
-        size = np.exp(-0.5 * ((self.size[left, None] - self.size[None, right]) / DECADES) ** 2)
+        size = np.exp(-0.5 * ((self.size[left, None] - self.size[None, right]) / SIMILAR_SIZE_DECADES) ** 2)
         own, trial, runtime = same(self.network), same(self.trial), same(self.runtime)
         rewrites = self.rewrites[left] @ self.rewrites[right].T
         settings = self.settings[left] @ self.settings[right].T
@@ -202,5 +204,5 @@ class _Features(NamedTuple):
             + settings * runtime * same(self.precision) * (SETTING**2 + SETTING_OWN**2 * own)
             + same(self.concurrency) * own * CONCURRENCY_OWN**2
             + trial * own * same(self.layers) * FP32_LAYERS**2
-            + own * same(self.whole) * REST**2
+            + own * same(self.whole) * UNEXPLAINED**2
         )

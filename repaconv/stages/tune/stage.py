@@ -52,7 +52,7 @@ from repaconv.stages.tune.speed_measurements import (
 )
 from repaconv.stages.tune.speed_prediction import own_history, shipped_records
 from repaconv.verification.accuracy_budget import Budget
-from repaconv.verification.tolerances import POLICY
+from repaconv.verification.tolerances import POLICY_VERSION
 
 if TYPE_CHECKING:
     from repaconv.engines.targets import Target
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Inputs
 
 
-EARLIER = 12
+MOST_EARLIER_SEARCHES = 12
 """Earlier searches whose measurements count."""
 
 
@@ -116,7 +116,7 @@ def loss_dependencies(options: TuneOptions, subject: Subject) -> dict[str, Any]:
     from repaconv.benchmark.machine_fingerprint import version_of
 
     return {
-        "policy": POLICY,
+        "policy": POLICY_VERSION,
         "few_others": FEW_OTHERS,
         "nncf": version_of("nncf"),
         **({"task": task} if (task := options.task or subject.folded.task) else {}),
@@ -417,7 +417,7 @@ def _records(plan: _Plan) -> list[Observation]:
     if plan.measurer is not None:
         return []
     paths = sorted(cache_folder(TUNED).glob("*.json"), key=lambda path: (-path.stat().st_mtime, path.name))
-    earlier = [found for path in paths[:EARLIER] if (found := cached_result(path))]
+    earlier = [found for path in paths[:MOST_EARLIER_SEARCHES] if (found := cached_result(path))]
     history = own_history(earlier, fingerprint(()), plan.options.objective)
     return [*shipped_records(isa_level(plan.device.architecture)), *history]
 

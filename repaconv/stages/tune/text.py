@@ -12,8 +12,8 @@ from repaconv.stages.shared.result_tables import print_images_and_classes
 if TYPE_CHECKING:
     from repaconv.results import Candidate, Deployment, Link, TuneArtefact
 
-SHORT = 12
-FEW = 3
+MOST_ROWS = 12
+MOST_NAMED_MODULES = 3
 
 
 def show_tune(done: TuneArtefact) -> None:
@@ -73,7 +73,7 @@ def _shown(done: TuneArtefact) -> list[Candidate]:
     others.sort(key=lambda row: -(row.ratio.median if row.ratio else 0.0))
     if is_verbose():
         return [winner, *others]
-    return [winner, *[row for row in others if row.description != "measured"][:SHORT]]
+    return [winner, *[row for row in others if row.description != "measured"][:MOST_ROWS]]
 
 
 def _differences_from_baseline(way: Deployment, baseline: Deployment) -> str:
@@ -83,7 +83,7 @@ def _differences_from_baseline(way: Deployment, baseline: Deployment) -> str:
     more = [f"+{name}" for name in way.rewrites if name not in baseline.rewrites]
     less = [f"-{name}" for name in baseline.rewrites if name not in way.rewrites]
     told = " ".join([*more, *less]) or "the default preset"
-    kept = f"float32: {first_names(way.fp32_modules, FEW)}" if way.fp32_modules else ""
+    kept = f"float32: {first_names(way.fp32_modules, MOST_NAMED_MODULES)}" if way.fp32_modules else ""
     streams = f"{way.streams} streams of {way.threads} thread(s)" if way.streams > 1 else ""
     batch = f"batch {way.batch}" if way.batch != baseline.batch else ""
     by = f"int8 by {way.quantizer}" if way.quantizer else ""

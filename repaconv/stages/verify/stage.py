@@ -269,7 +269,7 @@ def _drawn(plan: _Plan, links: Sequence[Link]) -> list[Path]:
 
 
 def _artefact(plan: _Plan, links: Sequence[Link], curves: Sequence[Path], scale: dict[str, Metrics]) -> VerifyArtefact:
-    from repaconv.verification.tolerances import POLICY, verdict_of
+    from repaconv.verification.tolerances import POLICY_VERSION, verdict_of
 
     folded, given = plan.subject.folded, plan.given
     every = [inputs for inputs, _ in _by_inputs(plan)]
@@ -281,7 +281,7 @@ def _artefact(plan: _Plan, links: Sequence[Link], curves: Sequence[Path], scale:
         unverified=folded.unverified,
         options=plan.options.words(),
         other_files=tuple(payload_of(path, plan.path.parent) for path in curves),
-        policy=POLICY,
+        policy=POLICY_VERSION,
         inputs=given.name,
         input_shape=given.shape,
         model_sha256=folded.payload.sha256,

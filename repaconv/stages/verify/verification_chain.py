@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 REFERENCE = f"{TRAINING}, float64"
 ONNX_LABEL = "ONNX under ONNX Runtime"
 CLIPPED_NOTE = "its int8 weights are of 8 bits, and this processor, without VNNI, clips their products: export it here"
-NAMED = 8
+MOST_NAMED_NODES = 8
 """Most CPU nodes that a link names."""
 NORMALISED = "and these images are normalised already"
 
@@ -329,7 +329,7 @@ def _of_engine(
     run = _running(model, None if given.whole else fixed)
     first_call = given.piece(0, fixed or 1).feeds(model.inputs)
     fallen = model.fallen(first_call) if isinstance(model, OnCard) else ()
-    note = f"on the processor: {first_names(fallen, NAMED)}" if fallen else ""
+    note = f"on the processor: {first_names(fallen, MOST_NAMED_NODES)}" if fallen else ""
 
     def followed(feeds: Feeds) -> Location:
         right = all(link.verdict == "passed" for link in compared.links("engine", REFERENCE))

@@ -35,7 +35,7 @@ from repaconv.engines.contract import SessionSpec
 from repaconv.onnx_export.fp16_and_int8 import to_int8
 from repaconv.results import Deployment
 from repaconv.rewrites.presets import chosen
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.common_checks import default_rewrites, load_target
 from repaconv.stages.shared.lower_precision import int8_for
 from repaconv.stages.tune.search import Candidates
@@ -56,7 +56,7 @@ def forms_of(
     run: Path, scratch: Path, images: Any, *, int8: bool
 ) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
     """Ways to open a run, by what they are called; the default form is left out where it is the safest one."""
-    subject = subject_of(run_folder.Run(run))
+    subject = source_model_of(run_folder.Run(run))
     graphs = Candidates(subject, sorted(plugins.registered(plugins.REWRITES)), None, scratch, silent)
     for device in map(load_target, TARGETS):
         called = subject.folded.called

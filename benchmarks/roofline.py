@@ -140,7 +140,7 @@ def _line(row: dict[str, Any]) -> str:
     doubt = "" if row["quality"]["verdict"] == "trusted" else f", {row['quality']['verdict']}"
     return (
         f"| {row['net']} | {_form(row)} | {row['p50_ms']:.2f}{doubt} | {found.limit_ms:.2f} | "
-        f"{found.share_of_limit:.0%} | {removable} | {memory:.2f} | {found.peaks_told} |"
+        f"{found.share_of_limit:.0%} | {removable} | {memory:.2f} | {found.peaks_text} |"
     )
 
 

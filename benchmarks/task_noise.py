@@ -38,7 +38,7 @@ from repaconv.onnx_export.torch_exporter import to_onnx  # noqa: E402
 from repaconv.sources.verified_onnx_export import runnable  # noqa: E402
 from repaconv.stages.shared.common_checks import load_target  # noqa: E402
 from repaconv.stages.shared.lower_precision import to_precision  # noqa: E402
-from repaconv.tasks.contract import About  # noqa: E402
+from repaconv.tasks.contract import NetworkFacts  # noqa: E402
 from repaconv.tasks.evaluation import Evaluation  # noqa: E402
 from repaconv.tasks.recognition import Choice  # noqa: E402
 from repaconv.verification.comparison import Comparison  # noqa: E402
@@ -96,7 +96,7 @@ def rows_of(name: str, kind: str, net: torch.nn.Module, calibration: Any, images
     def compared(candidate: Any, precision: str, way: str) -> dict[str, Any]:
         low = precision.partition(",")[0]
         limits = "fp16" if low == "fp32" else low
-        choice, allowed = Choice(KINDS[kind].task, "", True, About(size=size)), tolerance(limits, logits=False)
+        choice, allowed = Choice(KINDS[kind].task, "", True, NetworkFacts(size=size)), tolerance(limits, logits=False)
         found = Comparison(precision, allowed, "", evaluation=Evaluation(choice, limits))
         for place, expected in enumerate(right):
             found.add(candidate.run({"input": images[place * BATCH : (place + 1) * BATCH]}), expected)

@@ -30,7 +30,7 @@ from repaconv.core import plugins, run_folder
 from repaconv.core.files import canonical_json
 from repaconv.core.progress import silent
 from repaconv.results import Deployment, TuneArtefact
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.tune.search import Candidates
 from repaconv.verification.model_runners import Images
@@ -62,8 +62,8 @@ def tuned(run: Path, asked: dict[str, Any], budget_s: float) -> TuneArtefact:
 def side_by_side(run: Path, winner: Deployment, best: Deployment, rounds: int) -> dict[str, Any]:
     """How many times as fast the winner is as the best, and whether that can be believed."""
     with tempfile.TemporaryDirectory(dir=run.parent) as name:
-        graphs = Candidates(subject_of(run_folder.Run(run)), REWRITES, None, Path(name), silent)
-        images = graphs.subject.drawn(1, 0).piece(0, 1).given["input"].astype(np.float32)
+        graphs = Candidates(source_model_of(run_folder.Run(run)), REWRITES, None, Path(name), silent)
+        images = graphs.source_model.random_inputs(1, 0).piece(0, 1).given["input"].astype(np.float32)
 
         def loaded(way: Deployment) -> Callable[[], Any]:
             return partial(Images(open_deployment(way, graphs.deployable(way), graphs.sizes(1))).run, images)

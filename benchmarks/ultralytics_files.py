@@ -227,7 +227,7 @@ def compare(name: str) -> dict[str, Any]:
     from repaconv.core.run_folder import Run
     from repaconv.sources.named_architecture_source import NetworkRunner
     from repaconv.sources.named_architectures import ROUNDED
-    from repaconv.sources.source_of_run import subject_of
+    from repaconv.sources.source_of_run import source_model_of
 
     found = read_checkpoint("model.pt")
     own = _own(name)
@@ -242,7 +242,7 @@ def compare(name: str) -> dict[str, Any]:
             if isinstance(value := getattr(part, attribute, None), float):
                 setattr(part, attribute, float(np.float32(value)))
     own = own.double()
-    reference: Any = subject_of(Run(Path("run"))).reference
+    reference: Any = source_model_of(Run(Path("run"))).reference
     names = [*reference.inputs], [*reference.outputs]
     as_onnx = NetworkRunner(rounded, rounded.state_dict(), double=True, inputs=names[0], outputs=names[1])
     ours, theirs = onnxruntime.InferenceSession("ours.onnx"), None

@@ -29,10 +29,10 @@ from repaconv.core.errors import Refused
 from repaconv.core.files import canonical_json
 from repaconv.graph import float64_rewriting, model_rewriting
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
-from repaconv.verification.comparison import beside, largest
+from repaconv.verification.comparison import largest, largest_along_least_axis
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_graphs import Float64, widened
-from repaconv.verification.folded_graph_verification import proved
+from repaconv.verification.folded_graph_verification import verification_links
 from repaconv.verification.onnx_model_loading import Folded, folded
 from repaconv.verification.rounding import JITTER, ROUNDING_SAMPLES, Jittered, apart
 
@@ -136,7 +136,9 @@ def fold(before: onnx.ModelProto) -> Folded:
 def ended(before: onnx.ModelProto, after: Folded) -> tuple[str, str]:
     """Verdict and reason."""
     try:
-        (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(after.model, in_float64=after.in_float64))
+        (link,) = verification_links(
+            Path("net.onnx"), Evaluated(before), Evaluated(after.model, in_float64=after.in_float64)
+        )
     except Refused as error:
         return "not verified", error.code
     return link.verdict, link.reason
@@ -154,9 +156,9 @@ def ratios(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
             list(one.values()) for one in (given.truth(each), given.run(each), folded.run(each), exact.run(each))
         )
         size = largest(truth)
-        near = np.maximum(beside(size, size)[0], 1e-300)
+        near = np.maximum(largest_along_least_axis(size, size)[0], 1e-300)
         moved = np.max([apart(next(iter(other.run(each).values())).astype(float), own) for other in others], axis=0)
-        rounding, jitter = (beside(size, error)[1] for error in (apart(own, truth), moved))
+        rounding, jitter = (largest_along_least_axis(size, error)[1] for error in (apart(own, truth), moved))
         beyond = apart(its, truth) > 1e-5 * near  # where the tolerance suffices, nothing is asked
         for name, error, of in (
             ("error / own error", np.where(beyond, apart(its, truth), 0.0), rounding),

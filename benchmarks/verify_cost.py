@@ -29,7 +29,7 @@ from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.core.files import canonical_json
 from repaconv.core.run_folder import Run
 from repaconv.methods.repavit import METHOD
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.input_selection import choose_inputs
 from repaconv.verification.model_runners import load_onnx
 
@@ -53,7 +53,7 @@ def prepare(folder: Path) -> Path:
 
 def yardstick(run: Path, images: Path) -> float:
     """Milliseconds of the forward passes alone, on the batches that verify makes."""
-    subject = subject_of(Run(run))
+    subject = source_model_of(Run(run))
     given = choose_inputs(subject, images=images)
     batches = list(given.batches())
     runners: list[Any] = [subject.reference, subject.exact, subject.stored, load_onnx(run / "model.onnx")]

@@ -26,7 +26,7 @@ from repaconv.engines.tensorrt_builder import EngineBuild
 from repaconv.engines.tensorrt_rtx import ENGINE
 from repaconv.onnx_export.fp16_and_int8 import to_fp16
 from repaconv.onnx_export.torch_exporter import to_onnx
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.build.stage import TimingCache, profile_shapes
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import build_of
@@ -335,9 +335,9 @@ def test_a_profile_has_the_usual_size_of_every_dynamic_dimension_and_a_range_of_
     def profile(path):
         rc.fold(path)
         made = rc.export(f"repaconv-out/{path.stem}", target="orin-nano")
-        subject = subject_of(run_folder.find_run(Path(f"repaconv-out/{path.stem}")))
-        model = onnx.load(subject.run.folder / made.payload.path)
-        return profile_shapes(model, subject, made.batch, 2), subject.folded.sizes.usual
+        source_model = source_model_of(run_folder.find_run(Path(f"repaconv-out/{path.stem}")))
+        model = onnx.load(source_model.run.folder / made.payload.path)
+        return profile_shapes(model, source_model, made.batch, 2), source_model.folded.sizes.usual
 
     found, usual = profile(small_graphs.tokens())
     assert found == {name: tuple((count, usual["L"]) for count in (1, 2, 64)) for name in ("ids", "mask")}

@@ -30,7 +30,7 @@ from repaconv.engines.tensorrt_session import DTYPES
 from repaconv.engines.torch_cpu import TorchSession
 from repaconv.models import METHODS, checkpoint
 from repaconv.sources.source_model import DEPLOY
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.verification.model_runners import Images, TorchRunner
 
 ENGINES = ("onnxruntime", "openvino")
@@ -97,7 +97,7 @@ CARDS = ("torch-cuda", "torch-cuda-compiled", "torch-cuda-graphs", "onnxruntime-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_an_engine_without_its_card_says_so_in_one_sentence(name, graph, folded):
     engine = plugins.load(plugins.ENGINES, name)
-    network = subject_of(find_run(folded)).network(DEPLOY)
+    network = source_model_of(find_run(folded)).network(DEPLOY)
     with pytest.raises(EnvironmentProblem, match=r"none was found|has no \w+Provider|cannot be imported") as told:
         engine.open(network if "networks" in engine.can else graph, SessionSpec())
     assert told.value.exit_code == 3
@@ -230,7 +230,7 @@ def folded(tmp_path_factory):
 
 def test_torch_runs_a_runs_networks_and_no_file(folded):
     engine = plugins.load(plugins.ENGINES, "torch")
-    network = subject_of(find_run(folded)).network(DEPLOY)
+    network = source_model_of(find_run(folded)).network(DEPLOY)
     session = engine.open(network, SessionSpec())
     assert [(port.name, port.shape) for port in session.inputs] == [("input", ("batch", 3, "height", "width"))]
     images = np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32)
@@ -283,7 +283,7 @@ def test_bench_measures_torch_beside_the_graph_of_every_trained_network(method, 
 
 
 def test_torch_compiled_says_what_it_lacks(folded, monkeypatch):
-    network = subject_of(find_run(folded)).network(DEPLOY)
+    network = source_model_of(find_run(folded)).network(DEPLOY)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EnvironmentProblem, match=r"needs a C\+\+ compiler"):
         plugins.load(plugins.ENGINES, "torch-compiled").open(network, SessionSpec())
@@ -294,7 +294,7 @@ def test_torch_compiled_says_what_it_lacks(folded, monkeypatch):
 def test_torch_compiled_computes_what_torch_does(folded):
     images = np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)
     engines = (plugins.load(plugins.ENGINES, name) for name in ("torch", "torch-compiled"))
-    network = subject_of(find_run(folded)).network(DEPLOY)
+    network = source_model_of(find_run(folded)).network(DEPLOY)
     wanted, found = (each.open(network, SessionSpec()).run({"input": images}) for each in engines)
     assert np.abs(found["logits"] - wanted["logits"]).max() < 1e-5 * np.abs(wanted["logits"]).max()
 
@@ -393,7 +393,7 @@ def test_several_calls_at_once_each_get_their_own_answer(name, threads, graph):
 
 
 def test_torch_runs_one_call_at_a_time(folded):
-    network = subject_of(find_run(folded)).network(DEPLOY)
+    network = source_model_of(find_run(folded)).network(DEPLOY)
     with pytest.raises(EnvironmentProblem, match="one inference at a time"):
         plugins.load(plugins.ENGINES, "torch").open(network, SessionSpec(streams=2))
 

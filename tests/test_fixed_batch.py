@@ -14,7 +14,7 @@ from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.distributed.sweep import sweep
 from repaconv.engines.contract import Port
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.verify.layer_divergence import within_engine
 from repaconv.verification.input_batches import npz_calls, random_inputs
@@ -199,7 +199,10 @@ def test_labels_of_no_rows_are_refused():
 def test_an_engine_of_a_target_that_is_known_by_its_file_alone_is_not_followed():
     done = folded(NETS["rows"])
     rc.export()
-    export, run = export_for(run_folder.find_run(None), done, "x86-64", "fp32"), subject_of(run_folder.find_run(None))
+    export, run = (
+        export_for(run_folder.find_run(None), done, "x86-64", "fp32"),
+        source_model_of(run_folder.find_run(None)),
+    )
     feeds = {"x": normal(2, 8).astype(np.float32)}
     found = within_engine(run, export, "pi-01", "fp32", feeds, export.artefact.links[0].tolerance)
     assert (found.module, "not followed: unknown target 'pi-01'" in found.reason) == ("", True)

@@ -18,13 +18,13 @@ from repaconv.engines.contract import SessionSpec
 from repaconv.engines.onnxruntime_cpu import settings_for
 from repaconv.results import Link, Tolerance
 from repaconv.sources.onnx_graph_runner import GraphForm
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.verification import float64_agreement, float64_graphs
 from repaconv.verification.comparison import NUMBERS_IN_CACHE, Comparison, PerNeighborhood, surely_within
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import NODES_AT_ONCE, differing_operators, graph_rounding
 from repaconv.verification.float64_graphs import ReferenceEvaluation
-from repaconv.verification.folded_graph_verification import proved
+from repaconv.verification.folded_graph_verification import verification_links
 from repaconv.verification.rounding import Rounding, network_rounding
 from repaconv.verification.tolerances import tolerance
 
@@ -79,10 +79,10 @@ def written_wrong(before: onnx.ModelProto) -> onnx.ModelProto:
 
 def test_a_fold_that_is_written_wrong_does_not_pass_by_a_wrong_kernel(wrong_kernel):
     before = net()
-    (sound,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(net()))
+    (sound,) = verification_links(Path("net.onnx"), Evaluated(before), Evaluated(net()))
     assert sound.verdict == "passed"
     wrong_kernel()
-    (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(written_wrong(before)))
+    (link,) = verification_links(Path("net.onnx"), Evaluated(before), Evaluated(written_wrong(before)))
     assert link.verdict == "failed"
     assert "the float64 evaluation of Tanh c is not what ONNX Runtime computes" in link.note
 
@@ -111,11 +111,12 @@ def test_outputs_that_a_wrong_kernel_explains_are_not_verified_and_others_fail(w
     onnx.save(net(batch), "net.onnx")
     rc.fold("net.onnx", measure=False)
     assert (
-        judged(images(), 0, network_rounding(subject_of(Run(Path("repaconv-out/net"))), images())).verdict == "passed"
+        judged(images(), 0, network_rounding(source_model_of(Run(Path("repaconv-out/net"))), images())).verdict
+        == "passed"
     )
     wrong_kernel()
     for rounding in (
-        lambda: network_rounding(subject_of(Run(Path("repaconv-out/net"))), images()),
+        lambda: network_rounding(source_model_of(Run(Path("repaconv-out/net"))), images()),
         lambda: graph_rounding(Path("net.onnx"))(images()),
     ):
         for by in (0, -WRONG):

@@ -196,11 +196,13 @@ def test_the_tuner_takes_a_classifier_of_the_users_own_and_says_so(monkeypatch):
         rc.tune(max_disagreement=0.5, inputs="bare.npz", budget_s=1)
     by_onnx()
     from repaconv.core.run_folder import find_run
-    from repaconv.sources.source_of_run import subject_of
+    from repaconv.sources.source_of_run import source_model_of
     from repaconv.stages.tune.accuracy_loss import require_evaluation_images
     from repaconv.stages.tune.options import TuneOptions
 
-    given = require_evaluation_images(TuneOptions(max_disagreement=0.5, inputs="bare.npz"), subject_of(find_run(None)))
+    given = require_evaluation_images(
+        TuneOptions(max_disagreement=0.5, inputs="bare.npz"), source_model_of(find_run(None))
+    )
     assert "'y' [N, 10] is taken as the scores of 10 classes, by its shape, and since top-1" in given.given.labels
 
 

@@ -24,7 +24,7 @@ from repaconv.engines.contract import Port
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.onnx_export.float64_exporter import NEW, OLD, network_to_onnx
 from repaconv.sources.named_architecture_source import NetworkRunner
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.float64_graphs import REFERENCE, RUNTIME, Float64, ReferenceEvaluation
 from repaconv.verification.input_batches import npz_calls
@@ -85,10 +85,10 @@ def test_a_graph_of_several_inputs_and_outputs_goes_the_whole_way(tokens, repaco
 
 def test_what_is_planted_in_a_stored_graph_fails_at_its_output(tokens):
     done = rc.fold(tokens)
-    stored = subject_of(Run(Path("repaconv-out/tokens")))
+    stored = source_model_of(Run(Path("repaconv-out/tokens")))
     head = next(weight for weight in stored.deploy.graph.initializer if weight.name == "hb")
     head.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(head) + 0.01, "hb"))
-    call = stored.drawn(2, 0).piece(0, 1)
+    call = stored.random_inputs(2, 0).piece(0, 1)
     found = Comparison("stored", tolerance("stored", usual=done.tolerances))
     found.add(stored.stored.run(call.given), stored.reference.run(call.given), whole=True)
     assert [link.verdict for link in found.links("stored", "float64")] == ["passed", "failed", "passed"]

@@ -14,7 +14,7 @@ from repaconv.graph.invalid_graphs import misfit
 from repaconv.graph.operator_facts import NCHWC
 from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.verification.model_runners import load_onnx
-from repaconv.verification.onnx_model_loading import left_alone
+from repaconv.verification.onnx_model_loading import parts_not_folded
 
 F, INT = TensorProto.FLOAT, TensorProto.INT64
 
@@ -184,7 +184,7 @@ def test_of_a_graph_that_onnx_runtime_optimized_the_file_from_before_is_asked_fo
     (found,) = violations(model, 20, (), (), ("com.microsoft",))
     assert "when it saved a graph" in found
     assert found.endswith("export the file from before that")
-    assert "fold the file from before that" in next(left_alone(model))
+    assert "fold the file from before that" in next(parts_not_folded(model))
 
 
 def test_a_defect_of_repaconv_is_called_one(repaconv, monkeypatch):

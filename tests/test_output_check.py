@@ -14,7 +14,7 @@ import repaconv as package
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.results import Deployment
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.input_selection import choose_inputs
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.tune.output_check import PLANTED_FAULT, OutputCheck
@@ -70,9 +70,9 @@ def network(tail: str) -> onnx.ModelProto:
 def check_of(model: onnx.ModelProto, scratch: Path, images: str | None = None) -> OutputCheck:
     onnx.save(model, "network.onnx")
     package.fold("network.onnx", out="run", force=True)
-    subject = subject_of(run_folder.Run(Path("run")))
-    given = choose_inputs(subject, inputs=images) if images else None
-    return OutputCheck(Candidates(subject, (), None, scratch, lambda *_: None), BASELINE, given)
+    source_model = source_model_of(run_folder.Run(Path("run")))
+    given = choose_inputs(source_model, inputs=images) if images else None
+    return OutputCheck(Candidates(source_model, (), None, scratch, lambda *_: None), BASELINE, given)
 
 
 def refusal(check: OutputCheck, model: onnx.ModelProto) -> str:

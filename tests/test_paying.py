@@ -17,7 +17,7 @@ from repaconv.core.run_folder import Run
 from repaconv.results import Ratio
 from repaconv.rewrites.fold.fold_pipeline import without
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, revert_harmful
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.fold import speed_reverts
 from repaconv.stages.fold.speed_reverts import evaluate_speed, revert_slower
 from repaconv.verification.evaluated_graph import Evaluated
@@ -119,7 +119,7 @@ def test_a_run_folds_again_as_it_was_folded(normed, tmp_path, monkeypatch):
     assert (tmp_path / "one/net.folded.onnx").read_bytes() == (tmp_path / "two/net.folded.onnx").read_bytes()
     assert first.reverted == second.reverted == ()
     assert first.options == ("--no-measure",)
-    subject = subject_of(Run(tmp_path / "one"))
+    subject = source_model_of(Run(tmp_path / "one"))
     object.__setattr__(subject, "folded", first.model_copy(update={"reverted": ("convolution",)}))
     assert "BatchNormalization" in operators(subject.exact.model)
 

@@ -21,7 +21,7 @@ import repaconv as rc
 from repaconv.checkpoints import read_checkpoint
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.core.run_folder import Run
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 
 NET = """
 import os
@@ -123,7 +123,7 @@ def right():
 
 def reference_output(run):
     """What the reference of a run's verification gives for the images of `right`."""
-    source = subject_of(Run(Path(run)))
+    source = source_model_of(Run(Path(run)))
     (name,) = source.reference.inputs
     return source.reference.run({name: right()["images"].numpy()})
 

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from PIL import Image
 
 from repaconv.graph.onnx_files import dims_of
-from repaconv.method_api.preprocessing import Sized, Told, images_by
+from repaconv.method_api.preprocessing import FoundPreprocessing, Sized, images_by
 from repaconv.method_api.settings import Knobs
 from repaconv.onnx_export.preprocessing_nodes import with_preprocessing, without_preprocessing
 from repaconv.results import Preprocessing
@@ -32,7 +32,7 @@ def made(own, knobs, size):
     return images_by(own, knobs, Sized(size, "a test")).preprocessing
 
 
-def processor(**said: object) -> Told:
+def processor(**said: object) -> FoundPreprocessing:
     Path("preprocessor_config.json").write_text(json.dumps({**HALF, "resample": 3, **said}))
     return of_processor(Path())
 
@@ -79,7 +79,7 @@ def test_what_is_not_done_alike_is_told_and_nothing_is_taken(said, odd):
 
 
 def test_a_processor_of_another_size_than_the_network_is_told():
-    assert of_processor(Path(), (8, 8)) == Told("", {}, [])
+    assert of_processor(Path(), (8, 8)) == FoundPreprocessing("", {}, [])
     processor(image_processor_type="ViTImageProcessor", size=224)
     assert "where config.json says 8 x 8" in of_processor(Path(), (8, 8)).odd[0]
 

@@ -547,20 +547,20 @@ def test_every_output_is_compared_by_its_name():
 def test_a_net_that_merges_tokens_over_batches_of_two_sizes(tmp_path):
     from repaconv.core import plugins
     from repaconv.core.run_folder import Run
-    from repaconv.sources.source_of_run import subject_of
+    from repaconv.sources.source_of_run import source_model_of
 
     torch.save({"state_dict": plugins.load(plugins.METHODS, "pyra").example("tiny", 1)}, tmp_path / "tiny.pth")
     rc.fold(tmp_path / "tiny.pth", num_heads=3)
-    subject = subject_of(Run(rc_run()))
-    assert subject.decides
-    feeds = {"input": random_inputs((3, *subject.folded.image_size), count=11, seed=5).images}
-    np.savez(tmp_path / "x.npz", **feeds, output=subject.reference.run(feeds)["logits"])
+    source_model = source_model_of(Run(rc_run()))
+    assert source_model.decides
+    feeds = {"input": random_inputs((3, *source_model.folded.image_size), count=11, seed=5).images}
+    np.savez(tmp_path / "x.npz", **feeds, output=source_model.reference.run(feeds)["logits"])
     done = rc.verify(inputs=tmp_path / "x.npz")
     assert [(link.name, link.verdict, link.metrics.images) for link in done.links] == [
         ("recorded", "passed", 11), ("fold", "passed", 11), ("stored", "passed", 11)
     ]  # fmt: skip
-    subject.exact.run(feeds)
-    assert subject.exact.undecided.shape == (11,)
+    source_model.exact.run(feeds)
+    assert source_model.exact.undecided.shape == (11,)
 
 
 def test_every_link_whose_ends_exist_is_reported_even_if_one_fails(tiny, repaconv):

@@ -314,9 +314,9 @@ def test_links_of_other_variants_are_counted_and_folded_away(whole):
     assert other
     assert [page.links[place] for place in page.others] == [link for link in other if link.verdict != "failed"]
     text = (RUN / "report.html").read_text()
-    before, _, rest = text.partition("<summary>" + page.others_told)
+    before, _, rest = text.partition("<summary>" + page.others_text)
     assert rest
-    assert page.others_told.startswith(
+    assert page.others_text.startswith(
         f"{len(page.others)} links of exports that were neither built nor measured (int8):"
     )
     assert rest.partition("</details>")[0].count("<tr>") == len(page.others) + 1  # and the head
@@ -325,13 +325,13 @@ def test_links_of_other_variants_are_counted_and_folded_away(whole):
     for format in ("markdown", "card"):
         rc.report(format=format)
         table = (RUN / {"markdown": "report.md", "card": "README.md"}[format]).read_text()
-        assert page.others_told in table
+        assert page.others_text in table
         rows = [line for line in table.splitlines() if line.startswith("| ") and ", float64 |" in line]
         assert not [row for row in rows if "| int8 |" in row]
     failed = page.model_copy(
         update={"links": tuple(link.model_copy(update={"verdict": "failed"}) for link in page.links)}
     )
-    assert (failed.others, failed.others_told) == ((), "")  # what failed is never folded away
+    assert (failed.others, failed.others_text) == ((), "")  # what failed is never folded away
     measured = page.exports[-1]
     assert measured.variant == "int8"
     low = page.benches[0].latencies[0].model_copy(update={"sha256": measured.payload.sha256})

@@ -18,7 +18,7 @@ from repaconv.rewrites.fold.fold_pipeline import FOLDS, without
 from repaconv.verification import folded_graph_verification
 from repaconv.verification.cut_at_discrete_operators import cut_at_choices
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.folded_graph_verification import proved
+from repaconv.verification.folded_graph_verification import verification_links
 from repaconv.verification.numerical_cancellation import small_values
 from repaconv.verification.onnx_model_loading import folded
 
@@ -235,7 +235,7 @@ def choosing(seed: int) -> onnx.ModelProto:
 
 
 def verdict(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[str, str]:
-    (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(after))
+    (link,) = verification_links(Path("net.onnx"), Evaluated(before), Evaluated(after))
     return link.verdict, link.note
 
 

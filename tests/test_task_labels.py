@@ -18,7 +18,7 @@ from repaconv.results import Preprocessing, Tolerance
 from repaconv.stages.recipe.recipe_file import check_recipe
 from repaconv.stages.shared import task_choice
 from repaconv.stages.tune.accuracy_loss import LossEvaluation
-from repaconv.tasks.contract import About
+from repaconv.tasks.contract import NetworkFacts
 from repaconv.tasks.detection import Labeled
 from repaconv.tasks.evaluation import Evaluation, _bootstrap, _interval
 from repaconv.tasks.labels import coco_images, label_array
@@ -30,7 +30,7 @@ from repaconv.verification.input_batches import Batch, Inputs
 from repaconv.verification.tolerances import tolerance
 
 SIZE = (64, 64)
-ABOUT = About(size=SIZE)
+ABOUT = NetworkFacts(size=SIZE)
 PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1), "source": "none"}
 
 
@@ -116,7 +116,7 @@ def queries(classes, numbers, softmax):
 
 
 def accuracy_of(outputs, ids, names, architecture="", own=()):
-    label, about = labeled(BOXES, ids, names), About(architecture, size=SIZE, names=own)
+    label, about = labeled(BOXES, ids, names), NetworkFacts(architecture, size=SIZE, names=own)
     return links_of("detect", outputs, outputs, labels=[label], about=about)[-1].task.accuracy.reference
 
 
@@ -321,7 +321,7 @@ def test_painted_instances_are_compared_with_masks_of_the_image_s_size():
     outputs = {"output0": raw, "output1": np.ones((1, 32, 16, 16))}
     mask = np.zeros((64, 64), int)
     mask[:, :32] = 1
-    link = links_of("segment", outputs, outputs, labels=[mask], about=About("", 3, SIZE))[-1]
+    link = links_of("segment", outputs, outputs, labels=[mask], about=NetworkFacts("", 3, SIZE))[-1]
     assert link.task.accuracy.reference == 1
 
 
@@ -333,7 +333,7 @@ def test_masks_of_painted_instances_count_from_one_and_those_of_scores_from_zero
     outputs = {"output0": raw, "output1": np.ones((1, 32, 16, 16))}
     classes = np.zeros((64, 64), int)
     classes[:, :32], classes[:, 48:] = 3, 1
-    about = About("", 3, SIZE)
+    about = NetworkFacts("", 3, SIZE)
     link = links_of("segment", outputs, outputs, labels=[classes], about=about)[-1]
     assert link.task.accuracy.reference == 1
     with pytest.raises(Refused, match="finds nothing of the labels"):

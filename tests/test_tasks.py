@@ -19,7 +19,7 @@ import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.run_folder import find_run
 from repaconv.onnx_export import fp16_and_int8
-from repaconv.tasks.contract import About, Nothing, Unreadable
+from repaconv.tasks.contract import NetworkFacts, NothingToCompare, Unreadable
 from repaconv.tasks.depth import Depth
 from repaconv.tasks.detection import Detection, Labeled, Objects, ious, suppressed
 from repaconv.tasks.embedding import Embedding
@@ -37,7 +37,7 @@ from repaconv.verification.tolerances import tolerance
 
 SHAPES = Path(__file__).resolve().parents[1] / "benchmarks" / "train" / "shapes.py"
 SIZE = (64, 64)
-ABOUT = About(size=SIZE)
+ABOUT = NetworkFacts(size=SIZE)
 
 
 def shapes():
@@ -99,7 +99,7 @@ def test_the_same_objects_are_read_from_every_layout(kind):
     name = {"rt-detr": "transformers:RTDetrForObjectDetection", "detr": "transformers:DetrForObjectDetection"}.get(
         kind, ""
     )
-    task = Detection(About(name, 3, SIZE))
+    task = Detection(NetworkFacts(name, 3, SIZE))
     (found,) = task.read(in_layout(kind))
     found = task.truth(found)
     assert np.allclose(found.boxes, BOXES, atol=1e-4)
@@ -115,7 +115,7 @@ def test_logits_are_read_with_sigmoids_unless_the_network_has_a_class_for_no_obj
     outputs = {"logits": logits, "pred_boxes": np.full((1, 300, 4), 0.2)}
     layouts = {}
     for name in ("LwDetr", "RfDetr", "RTDetrV2", "DFine", "ConditionalDetr", "Detr", "TableTransformer", "Yolos"):
-        task = Detection(About(f"transformers:{name}ForObjectDetection", None, SIZE))
+        task = Detection(NetworkFacts(f"transformers:{name}ForObjectDetection", None, SIZE))
         (objects,) = task.read(outputs)
         layouts.setdefault(task.layout.split()[1], []).append(name)
         assert objects.scores[0] == pytest.approx(0.7311 if "sigmoid" in task.layout else 0.8176, abs=1e-4)
@@ -124,7 +124,7 @@ def test_logits_are_read_with_sigmoids_unless_the_network_has_a_class_for_no_obj
         "softmax": ["Detr", "TableTransformer", "Yolos"],
     }
     one = {"logits": logits[:, :, 5:6], "pred_boxes": outputs["pred_boxes"]}
-    (objects,) = Detection(About("transformers:DetrForObjectDetection", None, SIZE)).read(one)
+    (objects,) = Detection(NetworkFacts("transformers:DetrForObjectDetection", None, SIZE)).read(one)
     assert (objects.scores >= 0.5).sum() == 4
 
 
@@ -133,15 +133,15 @@ def test_padding_after_nms_is_not_part_of_the_layout():
     rows[0, :3] = np.concatenate([BOXES, SCORES[:, None], CLASSES[:, None]], 1)
     rows[0, 7] = [12, 10, 11.9, 12, 0.0004, 3]  # next to no score, and a corner off by rounding
     rows[0, 10:] = -1
-    (found,) = Detection(About(classes=80, size=SIZE)).read({"output0": rows})
+    (found,) = Detection(NetworkFacts(classes=80, size=SIZE)).read({"output0": rows})
     assert np.allclose(found.boxes, BOXES)
     assert by_outputs({"y": rows}, ABOUT, 3)[0] == "detect"
     for nothing in (np.zeros((1, 300, 6)), np.full((1, 300, 6), -1.0)):
         assert by_outputs({"y": nothing}, ABOUT, 3)[0] == "other"
-        (found,) = Detection(About(classes=80, size=SIZE)).read({"output0": nothing})
+        (found,) = Detection(NetworkFacts(classes=80, size=SIZE)).read({"output0": nothing})
         assert not len(found.scores)
     with pytest.raises(Unreadable, match="of 300 classes"):  # 300 queries with 300 scores, not 296 scores of 304 boxes
-        Detection(About(classes=300, size=SIZE)).read({"o": np.random.default_rng(0).random((1, 300, 304))})
+        Detection(NetworkFacts(classes=300, size=SIZE)).read({"o": np.random.default_rng(0).random((1, 300, 304))})
 
 
 def test_a_loss_against_few_labels_is_no_failure():
@@ -159,7 +159,7 @@ def test_a_loss_against_few_labels_is_no_failure():
 
 
 def test_precision_recall_and_average_precision_by_hand():
-    task, right = Detection(About(classes=3, size=SIZE)), in_layout("torchvision")
+    task, right = Detection(NetworkFacts(classes=3, size=SIZE)), in_layout("torchvision")
     assert compared(task, right, right) == {"precision": 1, "recall": 1, "F1": 1, "mAP50-95": 1}
     lost = in_layout("torchvision", BOXES[:2], SCORES[:2], CLASSES[:2])
     assert compared(task, lost, right) == pytest.approx({"precision": 1, "recall": 2 / 3, "F1": 0.8, "mAP50-95": 2 / 3})
@@ -172,7 +172,7 @@ def test_precision_recall_and_average_precision_by_hand():
     found = compared(task, moved, right)
     assert found["F1"] == 1
     assert found["mAP50-95"] == pytest.approx((0.6 + 1 + 1) / 3)
-    with pytest.raises(Nothing, match="no object"):
+    with pytest.raises(NothingToCompare, match="no object"):
         compared(task, right, in_layout("torchvision", scores=SCORES / 10))
 
 
@@ -199,7 +199,7 @@ def test_a_score_next_to_the_limit_neither_loses_an_object_nor_makes_one():
 
 def test_average_precision_is_that_of_pycocotools():
     pytest.importorskip("pycocotools")
-    chance, task = np.random.default_rng(0), Detection(About(classes=3, size=SIZE))
+    chance, task = np.random.default_rng(0), Detection(NetworkFacts(classes=3, size=SIZE))
     pairs = []
     for _ in range(20):
         boxes = chance.uniform(0, 40, (5, 4))
@@ -236,16 +236,16 @@ def test_pixel_agreement_and_mean_iou_by_hand():
     found_metrics = task.summary([task.labeled_row(a, b)])
     assert found_metrics["pixel agreement"] == pytest.approx(11 / 15)
     assert found_metrics["mean IoU"] == pytest.approx((4 / 8 + 7 / 11) / 2)
-    with pytest.raises(Nothing):
+    with pytest.raises(NothingToCompare):
         task.summary([task.labeled_row(a * 0, b * 0)])
 
 
 def test_segmentation_reads_scores_of_classes_and_of_one_class():
     scores = np.random.default_rng(0).normal(size=(2, 5, 16, 16))
-    (first, _) = Segmentation(About(size=(16, 16))).read({"out": scores, "aux": scores})
+    (first, _) = Segmentation(NetworkFacts(size=(16, 16))).read({"out": scores, "aux": scores})
     assert (first == scores[0].argmax(0)).all()
     assert Segmentation(ABOUT).read({"logits": scores})[0].shape == SIZE  # bilinear, to the size of the image
-    assert (Segmentation(About(size=(16, 16))).read({"x": scores[:, :1]})[0] == (scores[0, 0] > 0)).all()
+    assert (Segmentation(NetworkFacts(size=(16, 16))).read({"x": scores[:, :1]})[0] == (scores[0, 0] > 0)).all()
     with pytest.raises(Unreadable):
         Segmentation(ABOUT).read({"logits": scores[:, :, 0, 0]})
 
@@ -318,7 +318,7 @@ def test_lines_of_text_are_compared_by_characters():
     assert TextRecognition(ABOUT).read(one) == [(1, 1, 2)]
     assert [edit_distance(*pair) for pair in (((), ()), ((1, 2), ()), ((1, 2, 3), (2, 3, 4)))] == [0, 2, 2]
     empty = scores_of([0, 0, 0], [0, 0, 0])
-    with pytest.raises(Nothing, match="reads no character"):
+    with pytest.raises(NothingToCompare, match="reads no character"):
         compared(TextRecognition(ABOUT), empty, empty)
     with pytest.raises(Unreadable):
         TextRecognition(ABOUT).read({"logits": np.zeros((2, 7))})
@@ -352,9 +352,9 @@ def test_keypoints_of_heatmaps_and_of_ultralytics():
     raw[0, 5:, 3] = [20, 20, 1, 40, 40, 1]
     other = raw.copy()
     other[0, 5, 3] += 3
-    found = compared(Keypoints(About(classes=1, size=SIZE)), {"o": other}, {"o": raw})
+    found = compared(Keypoints(NetworkFacts(classes=1, size=SIZE)), {"o": other}, {"o": raw})
     assert found["PCK@0.05"] == 0.5
-    (nothing,) = Keypoints(About(classes=1, size=SIZE)).read({"o": 0 * raw})
+    (nothing,) = Keypoints(NetworkFacts(classes=1, size=SIZE)).read({"o": 0 * raw})
     assert nothing.points.shape == (0, 2, 2)
     assert 0.5 < found["OKS"] < 1
 
@@ -384,7 +384,7 @@ def test_persons_that_are_invented_lost_or_without_points_count_as_wrong():
     low = persons([[0, 0, 60, 60], [4, 0, 62, 60]], points, scores=[0.9, 0.251])
     assert found(low, one)["PCK@0.05"] == 1  # next to the limit
     hidden = persons([[0, 0, 60, 60]], points, visible=0.0)
-    with pytest.raises(Nothing):
+    with pytest.raises(NothingToCompare):
         found(hidden, hidden)
     objects = links_of(both, hidden, kind="keypoints")[-1]
     assert (objects.verdict, objects.task) == ("failed", None)
@@ -464,7 +464,7 @@ def test_nan_in_the_outputs_fails_in_every_task():
 
 def links_of(found, right, name="", kind="detect", precision="int8", classes=None, labels=None):
     """All links of a candidate's outputs against a reference's."""
-    choice = Choice(kind, "", True, About(name, classes, SIZE))
+    choice = Choice(kind, "", True, NetworkFacts(name, classes, SIZE))
     compared = Comparison(precision, tolerance(precision, logits=False), "", evaluation=Evaluation(choice, precision))
     for _ in range(2):
         compared.add(found, right, whole=True, truths=labels)
@@ -591,7 +591,7 @@ def test_rotated_boxes_are_matched_by_rotated_iou():
     assert compared(Detection(ABOUT), rotated_output(swapped, SCORES, CLASSES), right)["mAP50-95"] == 1
     turned = TURNED + np.asarray([0, 0, 0, 0, 0.6])  # nearly the same upright boxes, other rectangles
     assert compared(Detection(ABOUT), rotated_output(turned, SCORES, CLASSES), right)["F1"] < 0.7
-    known = Detection(About("ultralytics:yolo11n-obb.yaml", 3, SIZE, rotated=True))
+    known = Detection(NetworkFacts("ultralytics:yolo11n-obb.yaml", 3, SIZE, rotated=True))
     after_nms = np.concatenate([TURNED[:, :4], SCORES[:, None], CLASSES[:, None], TURNED[:, 4:]], 1)[None]
     assert compared(known, {"output0": after_nms}, {"output0": after_nms})["F1"] == 1
     assert known.layout == "x, y, width, height, score, class, angle after NMS"
@@ -691,15 +691,15 @@ def half_the_scores(raw):
 
 
 def test_bench_and_collect_evaluate_a_detector_by_its_objects(detector, monkeypatch):
-    from repaconv.sources.source_of_run import subject_of
+    from repaconv.sources.source_of_run import source_model_of
     from repaconv.stages.bundle import collect
     from repaconv.stages.shared.model_opening import compare_outputs
     from repaconv.verification.input_batches import Batch
 
     folded(detector, task="detect")
     run, given = find_run(None), np.load(detector / "shapes.npz")["input"][:24]
-    subject = subject_of(run)
-    (right,) = subject.stored.run({"input": given}).values()
+    source_model = source_model_of(run)
+    (right,) = source_model.stored.run({"input": given}).values()
     models = {name: SimpleNamespace(precision=name, session=None) for name in ("int8", "fp32")}
     for found, verdict in ((right + 1e-4, "passed"), (half_the_scores(right), "failed")):
         outputs = [{"int8": {"output": found}, "fp32": {"output": right}}]
@@ -714,7 +714,7 @@ def test_bench_and_collect_evaluate_a_detector_by_its_objects(detector, monkeypa
         shape = "x".join(map(str, found.shape))
         board = [{"name": "output", "dimensions": shape, "values": found.ravel().tolist()}]
         files = {"output_0.json": json.dumps(board).encode()}
-        numbers, objects = collect._engine_links(files, made, Path(), "board", subject)
+        numbers, objects = collect._engine_links(files, made, Path(), "board", source_model)
         assert (numbers.verdict, objects.verdict, objects.task.task) == ("passed", verdict, "detect")
 
 
@@ -751,7 +751,7 @@ def test_boxes_and_masks_follow_their_images_through_resizing_and_crop(detector,
     """An image of twice the size with its labels has the same objects and mask as the image itself."""
     from PIL import Image
 
-    from repaconv.sources.source_of_run import subject_of
+    from repaconv.sources.source_of_run import source_model_of
     from repaconv.stages.shared.input_selection import choose_inputs
     from repaconv.stages.shared.task_choice import task_of, with_labels
 
@@ -778,14 +778,14 @@ def test_boxes_and_masks_follow_their_images_through_resizing_and_crop(detector,
         measure=False,
         force=True,
     )
-    subject = subject_of(find_run(None))
-    given = choose_inputs(subject, images="images")
-    choice = task_of(subject)
-    labeled = with_labels(subject, given, Path("coco.json"), choice, images=Path("images"))
+    source_model = source_model_of(find_run(None))
+    given = choose_inputs(source_model, images="images")
+    choice = task_of(source_model)
+    labeled = with_labels(source_model, given, Path("coco.json"), choice, images=Path("images"))
     for truth, boxes in zip(labeled.piece(0, 3).truths, data.boxes, strict=True):
         assert np.allclose(truth.boxes, boxes[:, :4])
         assert truth.ids.tolist() == boxes[:, 4].tolist()
-    masked = with_labels(subject, given, Path("masks"), choice._replace(task="segment"), images=Path("images"))
+    masked = with_labels(source_model, given, Path("masks"), choice._replace(task="segment"), images=Path("images"))
     for truth, mask in zip(masked.piece(0, 3).truths, data.masks, strict=True):
         assert (truth != mask).mean() < 0.02
 

@@ -23,11 +23,11 @@ from repaconv.graph.float64_rewriting import WIDER, Float64Graph, is_only_rounde
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.results import Reason, Tolerance
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.verification import folded_graph_verification
 from repaconv.verification.comparison import Comparison, PerNeighborhood
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.folded_graph_verification import proved
+from repaconv.verification.folded_graph_verification import verification_links
 from repaconv.verification.rounding import MEASURED, ROUNDING_SAMPLES, Jittered, Rounding, network_rounding
 from repaconv.verification.tolerances import tolerance
 
@@ -158,7 +158,7 @@ def bounded_next_to_unbounded() -> onnx.ModelProto:
 
 def test_a_bounded_output_is_not_excused_by_one_that_grows_with_the_input(monkeypatch):
     before = bounded_next_to_unbounded()
-    (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(rewritten(before, FOLDS)[0]))
+    (link,) = verification_links(Path("net.onnx"), Evaluated(before), Evaluated(rewritten(before, FOLDS)[0]))
     assert link.verdict == "passed"
     assert "in float64 for 1 of 4 inputs" in link.note
     wrong = onnx.ModelProto()
@@ -166,7 +166,7 @@ def test_a_bounded_output_is_not_excused_by_one_that_grows_with_the_input(monkey
     weight("o", lambda o: o * np.float32(1 + 1e-2))(wrong)
     right = float64_rewriting.rewritten_in_float64
     monkeypatch.setattr(float64_rewriting, "rewritten_in_float64", lambda _, folds: right(wrong, folds))
-    (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(rewritten(wrong, FOLDS)[0]))
+    (link,) = verification_links(Path("net.onnx"), Evaluated(before), Evaluated(rewritten(wrong, FOLDS)[0]))
     assert link.verdict == "failed"
 
 
@@ -285,7 +285,7 @@ def test_a_usual_limit_needs_no_reason(repaconv):
 
 def test_inputs_on_which_it_shows_nothing_fail_nothing_and_a_planted_fault_is_found_on_others(quiet):
     done = rc.fold(quiet)
-    stored = subject_of(Run(Path("repaconv-out/quiet")))
+    stored = source_model_of(Run(Path("repaconv-out/quiet")))
 
     def judged(gain: float, by: float) -> Reason:
         call = {"x": gain * np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype(np.float32)}
@@ -318,7 +318,7 @@ def test_what_the_runtime_itself_makes_infinite_is_judged_as_it_is_written():
     for factor, verdict in ((1.0, "passed"), (1.01, "failed")):
         after = evaluated(folded, {"w": w * 1e10 * factor, "little": np.array(1e-30), **norms})
         assert not np.isfinite(after.run(before.probes.feeds[0])["y"]).all()
-        (link,) = proved(Path("net.onnx"), before, after)
+        (link,) = verification_links(Path("net.onnx"), before, after)
         assert link.verdict == verdict
         assert link.figures.unfused
 
@@ -348,7 +348,7 @@ CONV_WEIGHTS = {
 
 
 def judged(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
-    (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(after))
+    (link,) = verification_links(Path("net.onnx"), Evaluated(before), Evaluated(after))
     return link.verdict
 
 
@@ -497,8 +497,8 @@ def test_an_original_runs_again_on_moved_inputs_where_one_run_does_not_explain()
     shape = (1, 4, 8, 8)
     onnx.save(Net(rows, {"w": normal(4, 4, 1, 1), **norm(4)}, {"x": (F, shape)}, {"y": F}).model(), "net.onnx")
     rc.fold("net.onnx", out="run", measure=False)
-    subject = subject_of(Run(Path("run")))
-    movements = list(network_rounding(subject, {"x": normal(*shape).astype(np.float32)}).of("y"))
+    source_model = source_model_of(Run(Path("run")))
+    movements = list(network_rounding(source_model, {"x": normal(*shape).astype(np.float32)}).of("y"))
     assert len(movements) == 1 + ROUNDING_SAMPLES
     assert all(1e-8 < one.max() < 1e-4 for one in movements)
     assert len({one.tobytes() for one in movements}) == 1 + ROUNDING_SAMPLES
@@ -525,7 +525,7 @@ def test_a_fold_whose_rounded_weights_compute_something_else_fails():
     exact = Float64Graph(wide, {}, {})
     after = rounded_to_float32(exact)
     assert is_only_rounded(after, exact)
-    (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(after, in_float64=exact))
+    (link,) = verification_links(Path("net.onnx"), Evaluated(before), Evaluated(after, in_float64=exact))
     assert (link.verdict, link.reason) == ("failed", "exceeds_tolerance")
 
 

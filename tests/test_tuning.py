@@ -36,7 +36,7 @@ from repaconv.methods.repavit.published_models import Example
 from repaconv.methods.riformer import METHOD
 from repaconv.results import Candidate, Change, Deployment, ExportArtefact, Ratio, TuneArtefact
 from repaconv.sources.source_model import GraphSpec
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.sources.verified_onnx_export import Proving, exported_graph
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split
@@ -894,9 +894,9 @@ def test_the_time_to_write_a_graph_is_known_though_counting_its_macs_has_written
     """Loading then finds it on disk, and other rewritten graphs were expected to take no time."""
     package.fold(tiny)
     seconds = iter(range(10**6))
-    subject = subject_of(run_folder.Run(Path("repaconv-out/tiny")))
+    source_model = source_model_of(run_folder.Run(Path("repaconv-out/tiny")))
     names = sorted(plugins.registered(plugins.REWRITES))
-    graphs = candidates.Candidates(subject, names, None, tmp_path, lambda *_: None, clock=lambda: next(seconds))
+    graphs = candidates.Candidates(source_model, names, None, tmp_path, lambda *_: None, clock=lambda: next(seconds))
     baseline = Deployment(target="x86-64", runtime="onnxruntime", rewrites=())
     one, another = (
         baseline.model_copy(update={"rewrites": (name,)}) for name in graphs.trial(baseline, ()).rewrites[:2]
@@ -1297,6 +1297,6 @@ def test_an_image_size_that_the_network_does_not_take_is_refused(repaconv):
 def test_losses_in_a_task_are_of_images_of_the_size_that_was_asked_for():
     run = run_folder.find_run(Path(package.fold(three_by_three("any.onnx", None)).output_files[0]).parent)
     asked = {"task": "segment", "max_disagreement": 0.5}
-    for size, found in ((None, subject_of(run).folded.image_size), (64, (64, 64))):
-        choice = task_of_losses(TuneOptions(image_size=size, **asked), subject_of(run))
+    for size, found in ((None, source_model_of(run).folded.image_size), (64, (64, 64))):
+        choice = task_of_losses(TuneOptions(image_size=size, **asked), source_model_of(run))
         assert (choice.task, choice.about.size) == ("segment", found)

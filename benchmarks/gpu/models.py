@@ -24,9 +24,9 @@ from repaconv.engines.contract import Network
 from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.onnx_export.bfloat16 import to_bf16
 from repaconv.results.fold import FoldArtefact
-from repaconv.sources.source_model import DEPLOY, Subject
+from repaconv.sources.source_model import DEPLOY, SourceModel
 from repaconv.sources.source_model import TRAINING as AS_TRAINED
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.verification.input_batches import random_inputs
 
 PROBES = 4
@@ -123,9 +123,9 @@ def _vanilla(model: Model, checkpoint: dict[str, Any]) -> nn.Module | None:
     return vanilla.vit(size) if size else None
 
 
-def subject(folder: Path) -> Subject:
+def subject(folder: Path) -> SourceModel:
     """Of a folder's run."""
-    return subject_of(run_folder.find_run(folder / "run"))
+    return source_model_of(run_folder.find_run(folder / "run"))
 
 
 def networks(folder: Path) -> dict[str, Network]:

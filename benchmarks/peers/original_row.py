@@ -68,7 +68,7 @@ def _input_of(graph: Path) -> str:
 def _check(ready: Prepared, place: Place, scratch: Path) -> Check:
     """The check of outputs of `tune`, for everybody."""
     check = ours.output_check(ready.ours, scratch)
-    inputs = check.graphs.subject.inputs
+    inputs = check.graphs.source_model.inputs
 
     def verdict(run: Run) -> str:
         called = Called(inputs, lambda feeds: {"output": run(next(iter(feeds.values())))})

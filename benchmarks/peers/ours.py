@@ -15,7 +15,7 @@ from repaconv.core import plugins, run_folder
 from repaconv.core.errors import RepaconvError
 from repaconv.core.progress import silent
 from repaconv.results import Candidate, Deployment, TuneArtefact
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split, choose_inputs, fixed_batch
 from repaconv.stages.shared.preset_choice import open_deployment
@@ -134,7 +134,7 @@ def output_check(ours: Ours, scratch: Path) -> OutputCheck:
 
 def _graphs(ours: Ours, scratch: Path, allowed: float | None = None) -> Candidates:
     """Its graphs; whether losses can be evaluated on its images is checked if some are allowed."""
-    subject = subject_of(run_folder.Run(ours.run))
+    subject = source_model_of(run_folder.Run(ours.run))
     given = _split(ours)
     if allowed is not None:
         given = require_evaluation_images(TuneOptions(inputs=ours.images, max_disagreement=allowed), subject) or given
@@ -142,7 +142,7 @@ def _graphs(ours: Ours, scratch: Path, allowed: float | None = None) -> Candidat
 
 
 def _split(ours: Ours) -> Split:
-    subject = subject_of(run_folder.Run(ours.run))
+    subject = source_model_of(run_folder.Run(ours.run))
     return Split.of(choose_inputs(subject, inputs=ours.images), batch=fixed_batch(subject)).halved()
 
 

@@ -32,7 +32,7 @@ def _is_zero(a: Costed) -> bool:
     return not a.rows.any()
 
 
-def _cost_of_matrix(a: Dense | Unmade) -> int:
+def _cost_of_matrix(a: Dense | UncomputedMatrix) -> int:
     """Multiply-accumulates per token."""
     return int(a.rows.sum()) * int(a.cols.sum())
 
@@ -210,7 +210,7 @@ def are_equal(a: Map, b: Map) -> bool:
 
 
 @dataclass(frozen=True)
-class Unmade:
+class UncomputedMatrix:
     """A matrix that was not computed, of which only the cost is known.
 
     Attributes:
@@ -225,7 +225,7 @@ class Unmade:
     cost = cached_property(_cost_of_matrix)
 
 
-Costed = Map | Unmade
+Costed = Map | UncomputedMatrix
 """Anything whose cost is known."""
 
 
@@ -234,17 +234,17 @@ def composition_to_cost(second: Map, first: Map) -> Costed:
     if isinstance(second, Pick) and isinstance(first, Pick):
         return composition(second, first)
     if isinstance(second, Pick):
-        return Unmade(second.rows & first.rows[second.index], first.cols)
+        return UncomputedMatrix(second.rows & first.rows[second.index], first.cols)
     if isinstance(first, Pick):
         cols = np.zeros(first.width, bool)
         places = np.flatnonzero(first.rows & second.cols)
         cols[first.index[places]] = True
-        return Unmade(second.rows, cols)
-    return Unmade(second.rows, first.cols)
+        return UncomputedMatrix(second.rows, cols)
+    return UncomputedMatrix(second.rows, first.cols)
 
 
 def sum_to_cost(a: Costed, b: Costed) -> Costed:
     """Return a(x) + b(x), computed only where that is cheap."""
     if isinstance(a, Pick) and isinstance(b, Pick):
         return map_sum(a, b)
-    return Unmade(a.rows | b.rows, a.cols | b.cols)
+    return UncomputedMatrix(a.rows | b.rows, a.cols | b.cols)

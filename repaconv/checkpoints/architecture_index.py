@@ -53,7 +53,10 @@ class Match:
     def told(self) -> str:
         """Description of the differences in one line; empty if there are none."""
         but = [f"another number of classes in {', '.join(self.head)}"] if self.head else []
-        but += [f"{name} is {_told(here)}, not {_told(there)}" for name, (there, here) in [*self.other.items()][:2]]
+        but += [
+            f"{name} is {_shape_text(here)}, not {_shape_text(there)}"
+            for name, (there, here) in [*self.other.items()][:2]
+        ]
         but += [f"{len(self.other) - 2} more shapes"] if len(self.other) > 2 else []
         for what, names in (("without", self.missing), ("with", self.extra)):
             but += [f"{what} {first_names(names, 1)}"] if names else []
@@ -157,5 +160,5 @@ def _shapes(text: str) -> tuple[Shape, ...]:
     return tuple(tuple(map(int, shape.split("x"))) if shape else () for shape in text.split(","))
 
 
-def _told(shape: Shape) -> str:
+def _shape_text(shape: Shape) -> str:
     return f"[{', '.join(map(str, shape))}]"

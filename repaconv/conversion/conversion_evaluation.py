@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from repaconv.conversion.image_splits import Split
 from repaconv.conversion.plain_vit import map_batches
 from repaconv.results import Link, Tolerance, Tried
-from repaconv.tasks.contract import About
+from repaconv.tasks.contract import NetworkFacts
 from repaconv.tasks.evaluation import Evaluation as TaskEvaluation
 from repaconv.tasks.recognition import Choice
 from repaconv.verification.accuracy_budget import Budget
@@ -20,7 +20,7 @@ ORIGINAL = "the original, float32"
 
 def of_features() -> TaskEvaluation:
     """The evaluation of a network without classes: what it finds as the nearest image."""
-    return TaskEvaluation(Choice("embed", "the network, which outputs features", False, About()), "fp32")
+    return TaskEvaluation(Choice("embed", "the network, which outputs features", False, NetworkFacts()), "fp32")
 
 
 class Evaluation:

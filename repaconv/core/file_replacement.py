@@ -120,7 +120,7 @@ def require_replaceable(slot: Path, stage: str, *files: Path, known: Sequence[Pa
     taken = [slot] if os.path.lexists(slot) and stage_of(slot) != stage else []
     taken += [file for file in files if os.path.lexists(file) and not _unchanged(file, named)]
     if taken:
-        raise _foreign(taken[0])
+        raise _existing_file_error(taken[0])
 
 
 def replace_artifact(slot: Path, artefact: AnyArtefact) -> AnyArtefact:
@@ -174,11 +174,11 @@ def write_page(path: Path, text: str) -> None:
         UsageProblem: If the file exists and is not such a page, or was changed.
     """
     if os.path.lexists(path) and not _sealed(path):
-        raise _foreign(path)
+        raise _existing_file_error(path)
     write_text(path, text + SEAL.format(sha256_of_bytes(text_bytes(text))))
 
 
-def _foreign(path: Path) -> UsageProblem:
+def _existing_file_error(path: Path) -> UsageProblem:
     return UsageProblem(
         f"{path} already exists, and its contents were not written by repaconv.",
         hint="It was not changed. Move it away, or give another path.",

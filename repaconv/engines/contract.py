@@ -19,7 +19,7 @@ Feeds = Mapping[str, Array]
 """Every input by its name."""
 
 
-def shapes_told(arrays: Feeds) -> str:
+def shapes_text(arrays: Feeds) -> str:
     """Format names and shapes as text, e.g. ``input [1, 3, 224, 224]``."""
     return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
 

@@ -28,7 +28,7 @@ PREPROCESSING = "preprocessing"
 """Name of the fact that says why a library's preprocessing was not used."""
 
 
-class Told(NamedTuple):
+class FoundPreprocessing(NamedTuple):
     """The preprocessing found in one source: its name, the fields of `Preprocessing`, and what is not supported."""
 
     where: str
@@ -55,11 +55,11 @@ def preprocessing_of(
     """
     args = record.get("args") if isinstance(record.get("args"), Mapping) else {}
     assert isinstance(args, Mapping)
-    config_source = Told("meta.cfg", *of_pipeline(config, INTERPOLATIONS))
+    config_source = FoundPreprocessing("meta.cfg", *of_pipeline(config, INTERPOLATIONS))
     sizes = _size_from_args(args)
     image_size = _image_size(sizes, config_source, knobs, fixed)
     args_source = _from_args(args, image_size)
-    sources = [Told("args", args_source.values, [*sizes.odd, *args_source.odd]), config_source]
+    sources = [FoundPreprocessing("args", args_source.values, [*sizes.odd, *args_source.odd]), config_source]
     from_file = {name: (value, part.where) for part in sources for name, value in part.values.items()}
     found: dict[str, Any] = {"mean": MEAN, "std": STD, "resize_edge": usual_edge(image_size)}
     found |= {name: value for name, (value, _) in from_file.items()}
@@ -90,7 +90,7 @@ class Images(NamedTuple):
     facts: tuple[Fact, ...]
 
 
-def images_by(own: Told, knobs: Knobs, usual: Sized) -> Images:
+def images_by(own: FoundPreprocessing, knobs: Knobs, usual: Sized) -> Images:
     """Determine image size and preprocessing of a network without a method or of a graph.
 
     Values come from --set, else from the model's library, else from the defaults. The library's preprocessing is used
@@ -117,7 +117,7 @@ def images_by(own: Told, knobs: Knobs, usual: Sized) -> Images:
 
 
 def _library_preprocessing(
-    own: Told, library_values: dict[str, Any], given: dict[str, Any], size: ImageSize
+    own: FoundPreprocessing, library_values: dict[str, Any], given: dict[str, Any], size: ImageSize
 ) -> Preprocessing | None:
     found = {"resize_edge": usual_edge(size), **library_values}
     if (edge := library_values.get("resize_edge")) is not None:
@@ -174,7 +174,7 @@ def _user_values(knobs: Knobs, from_file: Mapping[str, tuple[Any, str]]) -> dict
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _source(sources: list[Told]) -> str:
+def _source(sources: list[FoundPreprocessing]) -> str:
     """Describe the sources: the fields that each part of the file gives, ImageNet's, and what is not supported."""
     named = _field_names(sources)
     unsupported = [f"not taken from {part.where}: {', '.join(part.odd)}" for part in sources if part.odd]
@@ -184,13 +184,13 @@ def _source(sources: list[Told]) -> str:
     return "; ".join([*named, *([] if complete else [f"else {IMAGENET}"]), *unsupported])
 
 
-def _field_names(sources: list[Told]) -> list[str]:
+def _field_names(sources: list[FoundPreprocessing]) -> list[str]:
     """The names of the preprocessing fields that each part of the file gives."""
     taken = [(part.where, [name for name in part.values if name != "image_size"]) for part in sources]
     return [f"{where}: {', '.join(names)}" for where, names in taken if names]
 
 
-def _size_from_args(args: Mapping[str, Any]) -> Told:
+def _size_from_args(args: Mapping[str, Any]) -> FoundPreprocessing:
     """Read a trainer's image size from its args; timm's input_size [C, H, W] takes precedence over img_size."""
     found: dict[str, Any] = {}
     unsupported = []
@@ -199,10 +199,12 @@ def _size_from_args(args: Mapping[str, Any]) -> Told:
             size = as_size(value)
             if size is None or found.setdefault("image_size", size) != size:
                 unsupported.append(f"{name}={value}")
-    return Told("args", found, unsupported)
+    return FoundPreprocessing("args", found, unsupported)
 
 
-def _image_size(sizes: Told, of_config: Told, knobs: Knobs, fixed: ImageSize | None) -> ImageSize:
+def _image_size(
+    sizes: FoundPreprocessing, of_config: FoundPreprocessing, knobs: Knobs, fixed: ImageSize | None
+) -> ImageSize:
     if fixed is None:
         source_found = sizes if sizes.values else of_config
         found: ImageSize | None = source_found.values.get("image_size")
@@ -224,7 +226,7 @@ def _user_size(knobs: Knobs, fixed: ImageSize) -> ImageSize | None:
     )
 
 
-def _from_args(args: Mapping[str, Any], size: ImageSize) -> Told:
+def _from_args(args: Mapping[str, Any], size: ImageSize) -> FoundPreprocessing:
     """Read the preprocessing of the evaluation from the args of timm's, DeiT's and PYRA's trainers."""
     found: dict[str, Any] = {}
     unsupported = []
@@ -249,7 +251,7 @@ def _from_args(args: Mapping[str, Any], size: ImageSize) -> Told:
         found["interpolation"] = interpolation
     elif interpolation is not None:
         unsupported.append(f"interpolation={interpolation}")
-    return Told("args", found, unsupported)
+    return FoundPreprocessing("args", found, unsupported)
 
 
 def _edge(ratio: float, size: ImageSize) -> int:

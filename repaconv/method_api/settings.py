@@ -185,7 +185,7 @@ def small(text: str) -> float:
     return value
 
 
-def said_in(record: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+def mapping_at(record: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
     """The mapping at that path (``meta``, ``arch``) in a checkpoint's record; {} if there is none."""
     found: Any = record
     for name in path:

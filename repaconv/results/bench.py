@@ -396,7 +396,7 @@ class Roofline(Record):
     groups: tuple[LayerGroup, ...]
 
     @property
-    def peaks_told(self) -> str:
+    def peaks_text(self) -> str:
         """The largest peak of each precision, e.g. ``fp32 105 GFLOP/s (Conv)``."""
         best = {each.precision: each for each in sorted(self.peaks, key=lambda each: each.gflops)}
         return ", ".join(f"{name} {each.gflops:.0f} GFLOP/s ({each.operator})" for name, each in sorted(best.items()))

@@ -28,7 +28,7 @@ from repaconv.results.records import (
     TaskIfAny,
     TaskName,
     TensorInfo,
-    outputs_told,
+    outputs_text,
 )
 
 NOTHING_TO_FOLD = "nothing to fold: the network stays as it is"
@@ -346,7 +346,7 @@ class GraphFold(FoldArtefact):
         """How many changes, and how many outputs were verified."""
         if self.unchanged:
             return self.unchanged
-        return f"{len(self.changes)} changes of the graph; {outputs_told(self.links)}"
+        return f"{len(self.changes)} changes of the graph; {outputs_text(self.links)}"
 
 
 class Exporting(Record):

@@ -679,7 +679,7 @@ class Link(TaskIfAny):
         return self.model_copy(update={"note": "; ".join(filter(None, [self.note, words]))})
 
     @property
-    def limit_told(self) -> str:
+    def limit_text(self) -> str:
         """Why the relative limit of an exact link is not the usual one; empty if it is."""
         allowed = self.tolerance
         if allowed is None or allowed.rtol is None or not allowed.rtol_reason:
@@ -687,7 +687,7 @@ class Link(TaskIfAny):
         return f"the limit is {allowed.rtol:.0e}: {allowed.rtol_reason}"
 
     @property
-    def lossy_told(self) -> str:
+    def lossy_text(self) -> str:
         """What was measured of a lossy link, each with its limit; empty where nothing was, and of an exact one."""
         seen, allowed = self.metrics, self.tolerance
         if self.task is not None:
@@ -705,7 +705,7 @@ class Link(TaskIfAny):
         return ", ".join(f"{measured} (limit {limit})" for measured, limit in (*cosine, *error, *flips))
 
 
-def outputs_told(links: Sequence[Link]) -> str:
+def outputs_text(links: Sequence[Link]) -> str:
     """What became of each of several outputs: how many passed, failed and were not verified, and why not."""
     verdicts = Counter(link.verdict for link in links)
     why = Counter(PHRASES[link.reason] or link.figures.detail for link in links if link.verdict == "not verified")

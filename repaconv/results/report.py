@@ -145,7 +145,7 @@ class Report(Artefact):
         )
 
     @property
-    def others_told(self) -> str:
+    def others_text(self) -> str:
         """How many links those are, of which variants, and what became of them; empty where there are none."""
         links = [self.links[place] for place in self.others]
         if not links:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CheckpointSubject:
-    """The source model of a checkpoint that a method has folded; see `repaconv.sources.source_model.Subject`.
+class CheckpointSource:
+    """The source model of a checkpoint that a method has folded; see `repaconv.sources.source_model.SourceModel`.
 
     The checkpoint is read on first use, exactly as `fold` did. Members that need the checkpoint or the stored weights
     raise `Refused` if these are missing or have changed.
@@ -126,7 +126,9 @@ class CheckpointSubject:
         """Return nothing: all inputs are images."""
         return {}
 
-    def drawn(self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None) -> Inputs:
+    def random_inputs(
+        self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None
+    ) -> Inputs:
         """Make standard normal images."""
         from repaconv.verification.input_batches import random_inputs
 

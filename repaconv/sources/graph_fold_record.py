@@ -18,7 +18,7 @@ from repaconv.verification.comparison import shapes_of
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import differing_operators, not_compared
 from repaconv.verification.folded_graph_verification import depth_of, unrunnable, usual_rtols
-from repaconv.verification.onnx_model_loading import inputs_of, looked_into
+from repaconv.verification.onnx_model_loading import inputs_of, is_foldable
 from repaconv.verification.tolerances import LARGEST_RTOL, depth_reason, verdict_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ IMAGE_CHANNELS = (1, 3, 4)
 """Channel counts of images, used to tell [B, C, H, W] from [B, H, W, C]."""
 
 
-class Taken(NamedTuple):
+class GraphProperties(NamedTuple):
     """The measured properties of a graph, as fields of `repaconv.results.GraphFold`.
 
     ``widths`` is the number of columns of each output of shape [images, numbers], by name.
@@ -65,7 +65,7 @@ class Taken(NamedTuple):
     widths: dict[str, int]
 
 
-def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
+def measured_properties(source: Path, given: Evaluated, folded: Evaluated) -> GraphProperties:
     """Measure a graph's properties by running it on seeded inputs, and in float64 to measure the rounding error.
 
     Args:
@@ -100,7 +100,7 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
     if isinstance(batch, int) and batch > 1 and not any(_row_count(out) == batch for out in given.run(usual).values()):
         batch = 1  # no output has this first axis, so it is not a batch: e.g. the channels of one image [3, H, W]
     allowed, why = _tolerances(model, rounded, "" if told else doubt or "the graph does not run in float64")
-    return Taken(
+    return GraphProperties(
         image_size=size,
         any_image_size=any_size,
         batch=batch,
@@ -290,7 +290,7 @@ def recorded(
     after: Evaluated,
     changes: Sequence[Change],
     links: Sequence[Link],
-    taken: Taken,
+    taken: GraphProperties,
     left: Sequence[str],
 ) -> dict[str, Any]:
     """Return the fields of `repaconv.results.GraphFold`, except the origin and the options.
@@ -324,6 +324,6 @@ def recorded(
         "nodes": (len(before.model.graph.node), len(after.model.graph.node)),
         "operators": operators_of(after.model),
         "changes": tuple(changes),
-        "not_folded": (*left, *(unfolded_operators(smaller) if looked_into(after.model) else ())),
+        "not_folded": (*left, *(unfolded_operators(smaller) if is_foldable(after.model) else ())),
         "links": tuple(links),
     }

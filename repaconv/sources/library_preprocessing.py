@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv.method_api.mmengine_pipelines import are_numbers, as_size, is_whole
-from repaconv.method_api.preprocessing import INTERPOLATIONS, Told
+from repaconv.method_api.preprocessing import INTERPOLATIONS, FoundPreprocessing
 from repaconv.results import ImageSize
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ WARPED_FROM = 384
 """From this size on, ConvNeXt's images are resized to a square and not cropped."""
 
 
-def pixels_of(arch: Architecture, module: nn.Module, folder: Path | None) -> Told:
+def pixels_of(arch: Architecture, module: nn.Module, folder: Path | None) -> FoundPreprocessing:
     """Read a network's preprocessing from its library: fields of `Preprocessing`, and ``odd``, what is unsupported.
 
     Args:
@@ -61,10 +61,10 @@ def pixels_of(arch: Architecture, module: nn.Module, folder: Path | None) -> Tol
         return _from_torchvision(arch.name.partition(":")[2])
     if arch.library == "ultralytics":
         return of_ultralytics(arch.config)
-    return of_processor(folder, own_size(arch.config)) if folder else Told("", {}, [])
+    return of_processor(folder, own_size(arch.config)) if folder else FoundPreprocessing("", {}, [])
 
 
-def of_ultralytics(config: Mapping[str, Any]) -> Told:
+def of_ultralytics(config: Mapping[str, Any]) -> FoundPreprocessing:
     """Read the image size in a file of Ultralytics, and add what the package does with the images of its tasks.
 
     Classifiers resize the shorter edge and crop the center (``classify_transforms``). All other networks get the whole
@@ -75,17 +75,19 @@ def of_ultralytics(config: Mapping[str, Any]) -> Told:
     size = size or (2 * (224,) if config.get("task") == "classify" else 2 * (640,))
     values: dict[str, Any] = {"mean": (0.0,) * 3, "std": (255.0,) * 3, "interpolation": "bilinear", "image_size": size}
     if config.get("task") == "classify":
-        return Told(where, {**values, "resize_edge": min(size)}, [] if size[0] == size[1] else [f"imgsz={size}"])
+        return FoundPreprocessing(
+            where, {**values, "resize_edge": min(size)}, [] if size[0] == size[1] else [f"imgsz={size}"]
+        )
     letterbox = f"letterbox to {size[0]} x {size[1]} (the whole image with a gray border), RGB, 0 to 1"
-    return Told(where, values, [letterbox])
+    return FoundPreprocessing(where, values, [letterbox])
 
 
-def of_timm(cfg: Mapping[str, Any]) -> Told:
+def of_timm(cfg: Mapping[str, Any]) -> FoundPreprocessing:
     """Read timm's ``pretrained_cfg``, whose mean and std are for pixels from 0 to 1."""
     where = "timm's pretrained_cfg"
     size = as_size(cfg.get("input_size"))
     if size is None or not (are_numbers(cfg.get("mean")) and are_numbers(cfg.get("std"))):
-        return Told(where, {}, [])
+        return FoundPreprocessing(where, {}, [])
     values: dict[str, Any] = {name: tuple(255 * float(value) for value in cfg[name]) for name in ("mean", "std")}
     ratio, mode = float(cfg.get("crop_pct") or 1), cfg.get("crop_mode") or "center"
     interpolation = str(cfg.get("interpolation") or "bicubic")
@@ -95,10 +97,10 @@ def of_timm(cfg: Mapping[str, Any]) -> Told:
     odd = [f"crop_mode={mode}"] if mode not in ("center", "squash") else []
     odd += [f"interpolation={interpolation}"] if interpolation not in INTERPOLATIONS else []
     odd += [f"a crop of {size[0]} x {size[1]}"] if not square and (mode != "squash" or ratio != 1) else []
-    return Told(where, values, odd)
+    return FoundPreprocessing(where, values, odd)
 
 
-def _from_torchvision(name: str) -> Told:
+def _from_torchvision(name: str) -> FoundPreprocessing:
     """Read the transforms of the named weights (``resnet50.IMAGENET1K_V2``), or of the architecture's first weights.
 
     Other weights with different transforms are mentioned in the source.
@@ -109,27 +111,27 @@ def _from_torchvision(name: str) -> Told:
     found = {weights: of_preset(preset) for weights, preset in every.items()}
     first = tag or next(iter(found), "")
     if first not in found:
-        return Told("torchvision", {}, [])
+        return FoundPreprocessing("torchvision", {}, [])
     others = [weights for weights in found if found[weights] != found[first] and not tag]
     also = f" ({', '.join(others)} say other: --arch torchvision:{architecture}.{others[0]})" if others else ""
-    return Told(f"torchvision's {first}{also}", found[first].values, found[first].odd)
+    return FoundPreprocessing(f"torchvision's {first}{also}", found[first].values, found[first].odd)
 
 
-def of_preset(preset: Any) -> Told:
+def of_preset(preset: Any) -> FoundPreprocessing:
     """Read torchvision's ``ImageClassification`` transforms; transforms of other tasks, without a crop, are ``odd``."""
     lacking = [name for name in ("crop_size", "resize_size", "mean", "std") if not hasattr(preset, name)]
     if lacking:
-        return Told("torchvision", {}, [f"its transforms have no {lacking[0]}"])
+        return FoundPreprocessing("torchvision", {}, [f"its transforms have no {lacking[0]}"])
     size, edge = as_size(preset.crop_size), as_size(preset.resize_size)
     assert size is not None
     assert edge is not None
     values: dict[str, Any] = {"image_size": size, "resize_edge": edge[0], "interpolation": preset.interpolation.value}
     values |= {name: tuple(255 * value for value in getattr(preset, name)) for name in ("mean", "std")}
     odd = [] if edge[0] == edge[1] else [f"resize_size={preset.resize_size}"]
-    return Told("torchvision", values, odd)
+    return FoundPreprocessing("torchvision", values, odd)
 
 
-def of_processor(folder: Path, own: ImageSize | None = None) -> Told:
+def of_processor(folder: Path, own: ImageSize | None = None) -> FoundPreprocessing:
     """Read the image processor's file of a Hugging Face folder.
 
     Args:
@@ -143,16 +145,16 @@ def of_processor(folder: Path, own: ImageSize | None = None) -> Told:
             continue
         if isinstance(said, dict) and isinstance(held := said.get("image_processor", said), dict):
             return _from_processor_config(held, name, own)
-    return Told("", {}, [])
+    return FoundPreprocessing("", {}, [])
 
 
-def _from_processor_config(said: Mapping[str, Any], where: str, own: ImageSize | None) -> Told:
+def _from_processor_config(said: Mapping[str, Any], where: str, own: ImageSize | None) -> FoundPreprocessing:
     called = str(said.get("image_processor_type") or said.get("feature_extractor_type"))
     kind = (
         called.removesuffix("Pil").removesuffix("Fast").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
     )
     if kind not in KINDS:
-        return Told(where, {}, [f"what a {called} does"])
+        return FoundPreprocessing(where, {}, [f"what a {called} does"])
     given = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, **KINDS[kind]}
     given |= {name: value for name, value in said.items() if value is not None}
     odd = [f"{name}={value}" for name, value in given.items() if name not in READ | IDLE and value]
@@ -160,7 +162,7 @@ def _from_processor_config(said: Mapping[str, Any], where: str, own: ImageSize |
     geometry, lacking = _resize_and_crop(given, warps=kind == "ConvNext")
     if own and geometry and geometry["image_size"] != own:
         lacking.append("{} x {} pixels, where config.json says {} x {}".format(*geometry["image_size"], *own))
-    return Told(where, {**values, **geometry}, [*odd, *more, *lacking])
+    return FoundPreprocessing(where, {**values, **geometry}, [*odd, *more, *lacking])
 
 
 def _color_values(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -18,7 +18,7 @@ from repaconv.graph.element_type_conversion import retyped
 from repaconv.results import NetworkFold
 from repaconv.sources.named_architectures import Architecture, Built, built
 from repaconv.sources.onnx_graph_runner import GraphForm
-from repaconv.sources.onnx_source import GraphSubject
+from repaconv.sources.onnx_source import OnnxSource
 from repaconv.sources.source_model import TRAINING
 from repaconv.verification.model_runners import TorchRunner
 from repaconv.verification.onnx_model_loading import folded
@@ -88,8 +88,8 @@ def _float32_attributes() -> AbstractContextManager[Any]:
 
 
 @dataclass(frozen=True)
-class NetworkSubject(GraphSubject):
-    """The source model of a network that is built by architecture name; see `repaconv.sources.source_model.Subject`.
+class ArchitectureSource(OnnxSource):
+    """The source model of a network that is built by the name of its architecture: see `SourceModel`.
 
     The module is built and its weights are loaded on first use, exactly as `fold` did.
     """

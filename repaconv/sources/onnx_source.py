@@ -22,9 +22,9 @@ from repaconv.sources.fold_size_reverts import Reverts, fold_no_larger
 from repaconv.sources.method_detection import source_of
 from repaconv.sources.onnx_graph_runner import GraphForm
 from repaconv.sources.source_model import DEPLOY, GraphSpec
-from repaconv.sources.verified_onnx_export import EXPORTED, Graph, Judge, Outputs, Proving, finished
+from repaconv.sources.verified_onnx_export import EXPORTED, ExpectedOutputs, Graph, Outputs, Proving, finished
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.folded_graph_verification import GIVEN, proved
+from repaconv.verification.folded_graph_verification import GIVEN, verification_links
 from repaconv.verification.input_batches import Batch, Inputs
 from repaconv.verification.onnx_model_loading import folded, in_single, inputs_of, loaded
 from repaconv.verification.tolerances import FLOAT32
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 # --- Convert an ONNX graph of an old opset to the oldest opset that folds support, and verify the conversion.
 
-RAISED_LABEL = "ONNX at opset {}"
+UPGRADED_LABEL = "ONNX at opset {}"
 
 
-class Raised(NamedTuple):
+class UpgradedGraph(NamedTuple):
     """The graph to fold after the opset upgrade.
 
     Attributes:
@@ -54,7 +54,7 @@ class Raised(NamedTuple):
     links: tuple[Link, ...] = ()
     left: tuple[str, ...] = ()
 
-    def proved(self, source: Path, given: Evaluated) -> Raised:
+    def verified(self, source: Path, given: Evaluated) -> UpgradedGraph:
         """Verify the upgraded graph; return the original graph instead if the two compute different things.
 
         Args:
@@ -66,23 +66,25 @@ class Raised(NamedTuple):
         """
         if self.graph is given:
             return self
-        links = proved(source, given, self.graph, ends=(GIVEN, RAISED_LABEL.format(opset_of(self.graph.model))))
+        links = verification_links(
+            source, given, self.graph, ends=(GIVEN, UPGRADED_LABEL.format(opset_of(self.graph.model)))
+        )
         if any(link.verdict == "failed" for link in links):
             why = f"{_opset_message(given.model)}, and what ONNX's converter makes of it computes something else"
-            return Raised(given, (), (why,))
+            return UpgradedGraph(given, (), (why,))
         return self._replace(links=links)
 
 
-def to_oldest(given: Evaluated) -> Raised:
+def with_supported_opset(given: Evaluated) -> UpgradedGraph:
     """Convert a graph to the oldest opset that folds support; newer graphs and failed conversions stay as they are."""
     try:
         newer = upgraded(given.model)
     except Exception as error:  # the converter raises many classes
         why = first_line(error)
-        return Raised(
+        return UpgradedGraph(
             given, (), (f"{_opset_message(given.model)}, and ONNX's converter fails on it ({why}); export it anew",)
         )
-    return Raised(given if newer is given.model else Evaluated(newer))
+    return UpgradedGraph(given if newer is given.model else Evaluated(newer))
 
 
 def _opset_message(given: onnx.ModelProto) -> str:
@@ -181,8 +183,8 @@ def _with_known_sizes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @dataclass(frozen=True)
-class GraphSubject:
-    """The source model of an arbitrary ONNX model; see `repaconv.sources.source_model.Subject`.
+class OnnxSource:
+    """The source model of an arbitrary ONNX model; see `repaconv.sources.source_model.SourceModel`.
 
     Members that need the original or the folded graph raise `Refused` if it is missing or has changed.
     """
@@ -241,7 +243,7 @@ class GraphSubject:
         from repaconv.verification.float64_graphs import widened
 
         double = bool(self.folded.float64)
-        known = to_oldest(Evaluated(self.given)).graph.model if self.folded.changes else self.given
+        known = with_supported_opset(Evaluated(self.given)).graph.model if self.folded.changes else self.given
         given = widened(known) if double else known  # after the opset upgrade, whose converter inserts float32
         if not self.folded.changes:
             return self._form(given, double=double)
@@ -304,7 +306,7 @@ class GraphSubject:
         base = self.stored if form == DEPLOY else self._form(self.given)
         progress(f"{form}: ONNX Runtime", 0, 0)
         exact = self._form(base.model, double=True) if self.folded.float64 else None
-        judge = Judge.of(base, self._comparison_inputs(spec), ways, whole=self.folded.whole, exact=exact)
+        judge = ExpectedOutputs.of(base, self._comparison_inputs(spec), ways, whole=self.folded.whole, exact=exact)
         called = f"{form} as {'stored' if form == DEPLOY else 'given'}"
 
         def exported(plain: onnx.ModelProto, folds: str = "") -> tuple[onnx.ModelProto, Link, Outputs]:
@@ -346,10 +348,12 @@ class GraphSubject:
         sizes = self.folded.sizes
         return {**sizes.usual, **({sizes.batch: batch} if sizes.batch else {})}
 
-    def drawn(self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None) -> Inputs:
+    def random_inputs(
+        self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None
+    ) -> Inputs:
         """Make random inputs as the graph's first operators expect them: pixels, indices, masks or normal numbers."""
 
-        return drawn_inputs(self._sampling_graph, self.folded, count, seed, size, batch)
+        return random_graph_inputs(self._sampling_graph, self.folded, count, seed, size, batch)
 
     def require_size(self, height: int, width: int) -> None:
         """Refuse another image size than the graph's, if that is fixed.
@@ -368,7 +372,7 @@ class GraphSubject:
 
     def _require_runs(self, height: int, width: int) -> None:
         count = self.folded.batch if isinstance(self.folded.batch, int) else 1
-        images = self.drawn(count, 0, (height, width)).piece(0, count)
+        images = self.random_inputs(count, 0, (height, width)).piece(0, count)
         try:
             self.stored.run(images.feeds(self.inputs))
         except Exception as error:  # ONNX Runtime raises errors of many classes
@@ -414,7 +418,7 @@ class GraphSubject:
 # Seeded random inputs
 
 
-def drawn_inputs(
+def random_graph_inputs(
     model: onnx.ModelProto,
     folded: GraphFold,
     count: int,
@@ -482,10 +486,12 @@ def _input_name(model: onnx.ModelProto) -> str:
 def _call_feeds(
     model: onnx.ModelProto, folded: GraphFold, seed: int, at: int, free: dict[str, int] | None = None
 ) -> Feeds:
-    from repaconv.verification.probe_inputs import drawn
+    from repaconv.verification.probe_inputs import random_call
 
     sizes = {**folded.sizes.usual, **(free or {})}
-    return drawn(model, sizes, [seed, at], gain=folded.sizes.gain, below=folded.sizes.below, held=folded.sizes.held)
+    return random_call(
+        model, sizes, [seed, at], gain=folded.sizes.gain, below=folded.sizes.below, held=folded.sizes.held
+    )
 
 
 def _image_at(model: onnx.ModelProto, folded: GraphFold, seed: int, at: int, size: ImageSize | None) -> np.ndarray:

@@ -75,7 +75,7 @@ class Form(Protocol):
         """Give access to the intermediate values."""
 
 
-class Subject(Protocol):
+class SourceModel(Protocol):
     """The source model of a run. Each form of it is built on first use and then kept."""
 
     @property
@@ -153,7 +153,9 @@ class Subject(Protocol):
     def free_sizes(self, batch: int) -> dict[str, int]:
         """Return values for the dynamic dimensions of the exported graph by name; empty if all inputs are images."""
 
-    def drawn(self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None) -> Inputs:
+    def random_inputs(
+        self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None
+    ) -> Inputs:
         """Make seeded random inputs: ``count`` images, or ``count`` inferences if the network takes no images.
 
         Args:

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING
 
 from repaconv.core import run_folder
 from repaconv.results import GraphFold, MethodFold, NetworkFold
-from repaconv.sources.source_model import Subject
+from repaconv.sources.source_model import SourceModel
 
 if TYPE_CHECKING:
     pass
 
 
-def subject_of(run: run_folder.Run, checkpoint: str | Path | None = None) -> Subject:
+def source_model_of(run: run_folder.Run, checkpoint: str | Path | None = None) -> SourceModel:
     """Return the source model of a run.
 
     Args:
         run: The run.
         checkpoint: New path of its checkpoint or graph, if the file was moved.
     """
-    from repaconv.sources.checkpoint_source import CheckpointSubject
-    from repaconv.sources.named_architecture_source import NetworkSubject
-    from repaconv.sources.onnx_source import GraphSubject
+    from repaconv.sources.checkpoint_source import CheckpointSource
+    from repaconv.sources.named_architecture_source import ArchitectureSource
+    from repaconv.sources.onnx_source import OnnxSource
 
     folded = run_folder.fold_of(run)
     if isinstance(folded, MethodFold):
-        return CheckpointSubject(run, folded, checkpoint)
+        return CheckpointSource(run, folded, checkpoint)
     if isinstance(folded, NetworkFold):
-        return NetworkSubject(run, folded, checkpoint)
+        return ArchitectureSource(run, folded, checkpoint)
     assert isinstance(folded, GraphFold)
-    return GraphSubject(run, folded, checkpoint)
+    return OnnxSource(run, folded, checkpoint)

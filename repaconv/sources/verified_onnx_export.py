@@ -108,7 +108,7 @@ def exported_graph(
     spec, scratch = ways.spec, ways.scratch
     ways.progress(f"{ways.form}: load in torch", 0, 0)
     runner = TorchRunner(module, tensors, double=False, outputs=(output,))
-    judge = Judge.of(runner, _comparison_inputs(shape, spec.batch, spec.free_size), ways)
+    judge = ExpectedOutputs.of(runner, _comparison_inputs(shape, spec.batch, spec.free_size), ways)
     _load_float32(module, tensors)
     ways.progress(f"{ways.form}: export to ONNX", 0, 0)
     written: dict[str, Any] = {
@@ -156,7 +156,7 @@ def _cached_export(make: Callable[[], onnx.ModelProto], key: tuple[object, ...] 
     return made
 
 
-def finished(plain: Graph, judge: Judge) -> Graph:
+def finished(plain: Graph, judge: ExpectedOutputs) -> Graph:
     """Apply the rewrites and simplifiers of the export options; discard a step that changes what the graph computes.
 
     Args:
@@ -178,7 +178,7 @@ def finished(plain: Graph, judge: Judge) -> Graph:
 Outputs = list[Mapping[str, Any]]
 
 
-class Judge(NamedTuple):
+class ExpectedOutputs(NamedTuple):
     """Compares the outputs of graphs with expected outputs on a few calls.
 
     Attributes:
@@ -202,7 +202,7 @@ class Judge(NamedTuple):
     @classmethod
     def of(
         cls, form: Form, feeds: Sequence[Feeds], ways: Proving, *, whole: bool = False, exact: Form | None = None
-    ) -> Judge:
+    ) -> ExpectedOutputs:
         """Take the outputs of a form as expected; with ``exact``, its float64 version, also measure the rounding."""
         expected: Outputs = []
         undecided = []
@@ -264,7 +264,7 @@ def _load_float32(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     module.load_state_dict(weights, assign=True)
 
 
-def _with_simplification(graph: Graph, tools: tuple[str, ...], lacks: Collection[str], judge: Judge) -> Graph:
+def _with_simplification(graph: Graph, tools: tuple[str, ...], lacks: Collection[str], judge: ExpectedOutputs) -> Graph:
     """Simplify the graph; keep the original graph if the result computes something else."""
     from repaconv.onnx_export.onnx_simplifiers import simplify
     from repaconv.verification.model_runners import OnnxTrace
@@ -280,7 +280,7 @@ def _with_simplification(graph: Graph, tools: tuple[str, ...], lacks: Collection
     return Graph(result.model, links, result.simplifier, result.accepted, None, graph.changes)
 
 
-def _with_rewrites(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Graph:
+def _with_rewrites(exported: Graph, rewrites: Sequence[Rewrite], judge: ExpectedOutputs) -> Graph:
     """Apply the rewrites of the preset and verify the result; leave out those that change what the graph computes."""
     links: list[Link] = []
     found = _rewritten(exported, rewrites, judge)
@@ -305,7 +305,7 @@ class _Rewritten(NamedTuple):
     link: Link | None
 
 
-def _rewritten(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> _Rewritten:
+def _rewritten(exported: Graph, rewrites: Sequence[Rewrite], judge: ExpectedOutputs) -> _Rewritten:
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.onnx_export.torch_exporter import check
     from repaconv.verification.comparison import not_verified
@@ -321,7 +321,9 @@ def _rewritten(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> _R
         return _Rewritten(exported.model, (), link)
 
 
-def _first_wrong(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge, link: Link) -> tuple[Rewrite, Link]:
+def _first_wrong(
+    exported: Graph, rewrites: Sequence[Rewrite], judge: ExpectedOutputs, link: Link
+) -> tuple[Rewrite, Link]:
     """The rewrite after which the graph is wrong, and before which it is not; ``link`` is that of all of them."""
     right, wrong = 0, len(rewrites)
     while wrong - right > 1:

@@ -32,16 +32,16 @@ class Unreadable(Exception):
     """The outputs cannot be read as results of the task; the message is the reason, as the end of a sentence."""
 
 
-class Nothing(Exception):
+class NothingToCompare(Exception):
     """The reference's results show nothing, e.g. no object in any image; the message says so."""
 
 
-class Invented(Nothing):
+class OnlyCandidateFinds(NothingToCompare):
     """The reference's results show nothing, and the candidate's show something."""
 
 
 @dataclass(frozen=True)
-class About:
+class NetworkFacts:
     """What is known of a network besides its outputs.
 
     Attributes:
@@ -97,7 +97,7 @@ class Task(ABC):
     counted: ClassVar[str] = ""
     library: ClassVar[str] = ""
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: NetworkFacts) -> None:
         self.about, self.layout, self.lists = about, "", frozenset[str]()
 
     @abstractmethod
@@ -153,7 +153,7 @@ class Task(ABC):
         """All metrics, over the images of these rows.
 
         Raises:
-            Nothing: The reference's results show nothing; `Invented` if the candidate's show something.
+            NothingToCompare: The reference's results show nothing; `OnlyCandidateFinds` if the candidate's do.
         """
 
     @abstractmethod

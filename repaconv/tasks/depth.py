@@ -9,7 +9,7 @@ import numpy as np
 from repaconv.tasks.contract import (
     Array,
     Metric,
-    Nothing,
+    NothingToCompare,
     Outputs,
     Row,
     Task,
@@ -65,7 +65,7 @@ class Depth(Task):
         """The means over the images."""
         rows = [row for row in rows if row["pixels"]]
         if not rows:
-            raise Nothing("no pixel of the reference is above zero")
+            raise NothingToCompare("no pixel of the reference is above zero")
         return {name: mean(rows, name) for name in ("AbsRel", "within 25%")}
 
     def by_chance(self, _rows: Sequence[Row], value: float) -> bool:

@@ -19,11 +19,11 @@ import numpy as np
 
 from repaconv.core.errors import Refused
 from repaconv.tasks.contract import (
-    About,
     Array,
-    Invented,
     Metric,
-    Nothing,
+    NetworkFacts,
+    NothingToCompare,
+    OnlyCandidateFinds,
     Outputs,
     Row,
     Task,
@@ -120,7 +120,7 @@ class Detection(Task):
         Metric("mask IoU", "share", {"tf32": 0.98, "fp16": 0.98, "bf16": 0.95, "int8": 0.88}),
     )
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: NetworkFacts) -> None:
         super().__init__(about)
         self.reader: Reader | None = None
         self.classes: int | None = None
@@ -219,7 +219,7 @@ class Detection(Task):
         hits, shown, there = (sum(row[name] for row in rows) for name in ("hits", "shown", "there"))
         if not there:
             nothing = f"the reference finds no object with a score of {SCORE_THRESHOLD:g} in any image"
-            raise Invented(f"{nothing}, the candidate finds {shown}") if shown else Nothing(nothing)
+            raise OnlyCandidateFinds(f"{nothing}, the candidate finds {shown}") if shown else NothingToCompare(nothing)
         return {
             "precision": hits / shown if shown else 0.0,
             "recall": hits / there,
@@ -248,7 +248,7 @@ COCO_CLASSES = 91
 
 
 def class_numbers(
-    categories: Mapping[int, str], count: int | None, about: About, references: Sequence[Row]
+    categories: Mapping[int, str], count: int | None, about: NetworkFacts, references: Sequence[Row]
 ) -> Mapping[int, int]:
     """The network's number of every category, by id.
 
@@ -421,7 +421,7 @@ def suppressed(objects: Objects, threshold: float = NMS_IOU) -> Objects:
 # --- Layouts of outputs
 
 
-def reader_of(outputs: Outputs, about: About) -> tuple[Reader, str, frozenset[str], int | None]:
+def reader_of(outputs: Outputs, about: NetworkFacts) -> tuple[Reader, str, frozenset[str], int | None]:
     """How outputs of this kind are read, what that is called, which of those are lists in the order of scores.
 
     The last is how many classes the network tells apart, if that is known.
@@ -537,7 +537,7 @@ def _rows_after_nms(outputs: Outputs, name: str) -> list[Objects]:
     return [Objects.of(each[:, :4], each[:, 4], np.round(each[:, 5])) for each in outputs[name]]
 
 
-def classes_of(outputs: Outputs, about: About, more: int = 0) -> int:
+def classes_of(outputs: Outputs, about: NetworkFacts, more: int = 0) -> int:
     """The number of classes of an output [N, 4 + classes + more, M] of Ultralytics, checked by its scores.
 
     Raises:
@@ -571,7 +571,7 @@ def ultralytics(outputs: Outputs, name: str, classes: int, *, rotated: bool = Fa
     return found
 
 
-def rotated_classes(array: Array, about: About) -> int:
+def rotated_classes(array: Array, about: NetworkFacts) -> int:
     """The classes of an output [N, 4 + classes + 1, M] whose last row is an angle; 0 if it is none.
 
     It is one if the network is known to have rotated boxes, if there is a row more than scores of its classes, or if

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from repaconv.tasks.contract import Array, Metric, Nothing, Outputs, Row, Task, mean, only_output
+from repaconv.tasks.contract import Array, Metric, NothingToCompare, Outputs, Row, Task, mean, only_output
 
 LEAST_IMAGES = 3
 """Images from which on there is a choice of the nearest one."""
@@ -40,7 +40,7 @@ class Embedding(Task):
     def settled(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Whether each image finds the nearest image of the reference, or one within `SIMILARITY_MARGIN` of it."""
         if len(rows) < LEAST_IMAGES:
-            raise Nothing(f"{len(rows)} images have no nearest one among them to choose")
+            raise NothingToCompare(f"{len(rows)} images have no nearest one among them to choose")
         gallery = np.stack([row["vector"] for row in rows])
         found = []
         for place, row in enumerate(rows):

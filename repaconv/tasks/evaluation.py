@@ -12,7 +12,16 @@ import numpy as np
 
 from repaconv.core.errors import Refused
 from repaconv.results import Figures, Link, TaskAccuracy, TaskMetric, TaskName, TaskResult, Tolerance
-from repaconv.tasks.contract import Array, Invented, Nothing, Outputs, Row, Task, Unmatched, Unreadable
+from repaconv.tasks.contract import (
+    Array,
+    NothingToCompare,
+    OnlyCandidateFinds,
+    Outputs,
+    Row,
+    Task,
+    Unmatched,
+    Unreadable,
+)
 from repaconv.tasks.depth import Depth
 from repaconv.tasks.detection import Detection
 from repaconv.tasks.embedding import Embedding
@@ -65,9 +74,9 @@ class Evaluation:
             return frozenset()
         try:
             self._summary(self.task)
-        except Invented:
+        except OnlyCandidateFinds:
             return self.task.lists
-        except Nothing:
+        except NothingToCompare:
             return frozenset()
         return self.task.lists
 
@@ -164,7 +173,7 @@ class Evaluation:
         """All metrics with their intervals.
 
         Raises:
-            Nothing: The reference's results show nothing.
+            NothingToCompare: The reference's results show nothing.
         """
         task = self.task
         assert task is not None
@@ -204,7 +213,7 @@ class Evaluation:
             return 1.0
         try:
             found = self._summary(self.task)
-        except Nothing:
+        except NothingToCompare:
             return 1.0
         return _share(self.task.disagreement(found))
 
@@ -234,7 +243,7 @@ class Evaluation:
 
         try:
             found = both(labeled)
-        except Nothing:
+        except NothingToCompare:
             self.no_accuracy = f"no {name} against the labels: they show nothing on these images"
             return None
         if not np.isfinite(list(found.values())).all():
@@ -264,8 +273,8 @@ class Evaluation:
         wrong = "its outputs have NaN or infinity" if self.not_finite else ""
         try:
             found = self.result()
-        except Nothing as problem:
-            if wrong or isinstance(problem, Invented):
+        except NothingToCompare as problem:
+            if wrong or isinstance(problem, OnlyCandidateFinds):
                 figures = Figures(unit="images", compared=len(self.rows), detail=wrong or str(problem))
                 return Link.concluded("exceeds_tolerance", figures=figures, tolerance=Tolerance(kind="lossy"), **of)
             return Link.concluded("unsuitable_inputs", figures=Figures(detail=str(problem)), **of)
@@ -306,7 +315,7 @@ def _bootstrap(summary: Callable[[Sequence[Any]], Mapping[str, float]], rows: Se
     for _ in range(SAMPLES):
         try:
             found.append(summary([rows[place] for place in chance.integers(0, len(rows), len(rows))]))
-        except Nothing:  # of a sample without any object
+        except NothingToCompare:  # of a sample without any object
             continue
     found = found or [summary(rows)]
     return {name: np.asarray([each[name] for each in found]) for name in found[0]}

@@ -14,7 +14,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from repaconv.tasks.contract import About, Array, Invented, Metric, Nothing, Outputs, Row, Task, Unreadable, described
+from repaconv.tasks.contract import (
+    Array,
+    Metric,
+    NetworkFacts,
+    NothingToCompare,
+    OnlyCandidateFinds,
+    Outputs,
+    Row,
+    Task,
+    Unreadable,
+    described,
+)
 from repaconv.tasks.detection import (
     NMS_IOU,
     SCORE_MARGIN,
@@ -49,7 +60,7 @@ class Keypoints(Task):
         Metric("OKS", "share", {"tf32": 0.97, "fp16": 0.97, "bf16": 0.9, "int8": 0.85}),
     )
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: NetworkFacts) -> None:
         super().__init__(about)
         self.reader: Callable[[Outputs], list[Poses]] | None = None
 
@@ -98,7 +109,7 @@ class Keypoints(Task):
         points, shown = (sum(row[name] for row in rows) for name in ("points", "points shown"))
         if not points:
             nothing = "the reference finds no visible point in any image"
-            raise Invented(f"{nothing}, the candidate finds {shown}") if shown else Nothing(nothing)
+            raise OnlyCandidateFinds(f"{nothing}, the candidate finds {shown}") if shown else NothingToCompare(nothing)
         objects = sum(row["objects"] + row["objects shown"] for row in rows)
         return {
             "PCK@0.05": 2 * sum(row["near"] for row in rows) / (points + shown),
@@ -119,7 +130,7 @@ class Keypoints(Task):
         return 2 * row["similar"] / objects if objects else 1.0
 
 
-def _reader_of(outputs: Outputs, about: About) -> tuple[Callable[[Outputs], list[Poses]], str, frozenset[str]]:
+def _reader_of(outputs: Outputs, about: NetworkFacts) -> tuple[Callable[[Outputs], list[Poses]], str, frozenset[str]]:
     """How outputs of this kind are read.
 
     Raises:
@@ -142,7 +153,7 @@ def _reader_of(outputs: Outputs, about: About) -> tuple[Callable[[Outputs], list
         classes = about.classes or 1
         points, rest = divmod(first.shape[1] - 4 - classes, 3)
         if points > 0 and rest == 0:
-            classes_of({name: first[:, : 4 + classes]}, About(about.architecture, classes, about.size))
+            classes_of({name: first[:, : 4 + classes]}, NetworkFacts(about.architecture, classes, about.size))
             layout = f"Ultralytics: {points} points, NMS at IoU {NMS_IOU:g}"
             return partial(_ultralytics, name=name, classes=classes), layout, frozenset()
     raise Unreadable(

@@ -10,7 +10,7 @@ import numpy as np
 
 from repaconv.core.errors import UsageProblem, did_you_mean
 from repaconv.results import TaskName
-from repaconv.tasks.contract import About, Outputs
+from repaconv.tasks.contract import NetworkFacts, Outputs
 from repaconv.tasks.detection import STRIDES, after_nms
 from repaconv.tasks.segmentation import COEFFICIENTS
 
@@ -55,7 +55,7 @@ class Choice(NamedTuple):
     task: TaskName | None
     source: str
     asked: bool
-    about: About
+    about: NetworkFacts
 
 
 def task_named(name: str) -> TaskName:
@@ -80,7 +80,7 @@ def by_architecture(name: str, config: Mapping[str, Any]) -> TaskName | None:
     return next((task for pattern, task in ARCHITECTURES if re.fullmatch(pattern, name)), None)
 
 
-def by_outputs(outputs: Outputs, about: About, channels: int | None) -> tuple[TaskName, str]:
+def by_outputs(outputs: Outputs, about: NetworkFacts, channels: int | None) -> tuple[TaskName, str]:
     """The task by names and shapes of outputs, and what shows it; ``other`` if nothing does.
 
     Numbers per pixel may be scores of classes, an image, optical flow or heatmaps, so they show no task; what is said

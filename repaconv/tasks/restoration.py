@@ -7,7 +7,17 @@ from math import isfinite, log10
 
 import numpy as np
 
-from repaconv.tasks.contract import About, Array, Metric, Outputs, Row, Task, mean, only_output, require_same_shape
+from repaconv.tasks.contract import (
+    Array,
+    Metric,
+    NetworkFacts,
+    Outputs,
+    Row,
+    Task,
+    mean,
+    only_output,
+    require_same_shape,
+)
 
 PEAKS, DARK = (1.0, 255.0), 4.0
 """The peaks of images, and the value that none of the first kind exceeds."""
@@ -29,7 +39,7 @@ class Restoration(Task):
         Metric("SSIM", "share", {"tf32": 0.995, "fp16": 0.995, "bf16": 0.98, "int8": 0.95}),
     )
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: NetworkFacts) -> None:
         super().__init__(about)
         self.peak = 1.0
 

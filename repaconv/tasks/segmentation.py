@@ -11,11 +11,11 @@ import numpy as np
 
 from repaconv.tasks.contract import (
     BY_CHANCE,
-    About,
     Array,
-    Invented,
     Metric,
-    Nothing,
+    NetworkFacts,
+    NothingToCompare,
+    OnlyCandidateFinds,
     Outputs,
     Row,
     Task,
@@ -47,7 +47,7 @@ class Segmentation(Task):
         Metric("mean IoU", "share", {"tf32": 0.98, "fp16": 0.98, "bf16": 0.95, "int8": 0.88}),
     )
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: NetworkFacts) -> None:
         super().__init__(about)
         self.how = ""
         self.classes = 0
@@ -132,8 +132,8 @@ class Segmentation(Task):
         if (there > 0).sum() < 2:
             message = "all pixels of all images have one class"
             if agreement < LEAST_AGREEMENT:
-                raise Invented(f"{message}, and {1 - agreement:.1%} of the candidate's have another")
-            raise Nothing(message)
+                raise OnlyCandidateFinds(f"{message}, and {1 - agreement:.1%} of the candidate's have another")
+            raise NothingToCompare(message)
         return {"pixel agreement": agreement, "mean IoU": float((both[seen] / union[seen]).mean())}
 
     def disagreement(self, summary: Mapping[str, float]) -> float:
@@ -165,7 +165,7 @@ def _sum(rows: Sequence[Array]) -> Array:
     return found
 
 
-def _painted(outputs: Outputs, classes: int, about: About) -> list[Array]:
+def _painted(outputs: Outputs, classes: int, about: NetworkFacts) -> list[Array]:
     """Instances [N, 4 + classes + 32, M] with prototypes [N, 32, H, W] as maps, 0 where there is none."""
     (name, first), (_, prototypes) = outputs.items()
     height, width = prototypes.shape[2:]

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from repaconv.tasks.contract import (
-    About,
     Array,
-    Invented,
     Metric,
-    Nothing,
+    NetworkFacts,
+    NothingToCompare,
+    OnlyCandidateFinds,
     Outputs,
     Row,
     Task,
@@ -39,7 +39,7 @@ class TextRecognition(Task):
         Metric("CER", "error", {"tf32": 0.01, "fp16": 0.01, "bf16": 0.02, "int8": 0.05}),
     )
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: NetworkFacts) -> None:
         super().__init__(about)
         self.blank: int | None = None
 
@@ -74,7 +74,7 @@ class TextRecognition(Task):
         there, shown, edits = (sum(row[name] for row in rows) for name in ("characters", "shown", "edits"))
         if not there:
             nothing = "the reference reads no character in any image"
-            raise Invented(f"{nothing}, the candidate reads {shown}") if shown else Nothing(nothing)
+            raise OnlyCandidateFinds(f"{nothing}, the candidate reads {shown}") if shown else NothingToCompare(nothing)
         return {"equal lines": mean(rows, "equal"), "CER": edits / there}
 
     def disagreement(self, summary: Mapping[str, float]) -> float:

@@ -117,7 +117,7 @@ def usable(found: Outputs) -> bool:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def keeping_random_states() -> Iterator[None]:
     """A context that restores the states of the random generators at its end."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
@@ -156,7 +156,7 @@ def _wider(value: Any) -> Any:
 def _reproducible() -> Iterator[None]:
     """A context without gradients, with float64 in place of float32, and with the same random numbers every time."""
     usual = torch.get_default_dtype()
-    with torch.no_grad(), undisturbed(), _Float64Casts():
+    with torch.no_grad(), keeping_random_states(), _Float64Casts():
         torch.default_generator.manual_seed(0)
         random.seed(0)
         np.random.seed(0)

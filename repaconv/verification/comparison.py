@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused, first_line
 from repaconv.engines.contract import Feeds
-from repaconv.results import Accuracy, Figures, Link, Metrics, Reason, Tolerance, outputs_told
+from repaconv.results import Accuracy, Figures, Link, Metrics, Reason, Tolerance, outputs_text
 from repaconv.results.link_reasons import verdict_for
 from repaconv.verification.output_metrics import MASK_NUMBER, Meter, largest, without_equal_infinities
 from repaconv.verification.rounding import MOST_EXPLAINED, SATURATED, Kind, Rounding, apart
@@ -164,7 +164,7 @@ class PerNeighborhood:
             moved, doubted = np.zeros(b.shape), np.ones(b.shape, np.bool_)
             for one in rounding.of(call.output):  # one that moves a number as far says enough of that
                 moved = np.maximum(moved, one if one.shape == b.shape else np.inf)
-                explained = np.where(doubted, rounding.kind.times * beside(size, moved)[1], explained)
+                explained = np.where(doubted, rounding.kind.times * largest_along_least_axis(size, moved)[1], explained)
                 doubted = ~(error <= np.maximum(allowed, explained))
                 if not doubted.any():
                     break
@@ -290,10 +290,10 @@ def _absolute(relative: float, least: float, most: float) -> float:
 def neighborhood(b: Array) -> Array:
     """The largest number next to each, along the axis where that is least."""
     size = largest(b)
-    return np.broadcast_to(beside(size, size)[0], size.shape)
+    return np.broadcast_to(largest_along_least_axis(size, size)[0], size.shape)
 
 
-def beside(size: Array, moved: Array) -> tuple[Array, Array]:
+def largest_along_least_axis(size: Array, moved: Array) -> tuple[Array, Array]:
     """The largest next to each number along the axis where that is least, and the largest of another array there."""
     least, there = size.max(keepdims=True, initial=0.0), moved.max(keepdims=True, initial=0.0)
     for axis in range(size.ndim):
@@ -741,7 +741,7 @@ def joined(links: Sequence[Link]) -> Link:
         raise ValueError("nothing was compared")
     if len(links) == 1:
         return worst
-    return worst.model_copy(update={"note": "; ".join(filter(None, [outputs_told(links), worst.note]))})
+    return worst.model_copy(update={"note": "; ".join(filter(None, [outputs_text(links), worst.note]))})
 
 
 def joined_with_task(links: Sequence[Link]) -> Link:

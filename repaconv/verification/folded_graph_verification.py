@@ -39,7 +39,7 @@ from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import differing_operators
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.input_batches import arrays_to_save
-from repaconv.verification.onnx_model_loading import checker_says
+from repaconv.verification.onnx_model_loading import checker_error
 from repaconv.verification.rounding import (
     ALGEBRA_RTOL,
     ALGEBRAIC,
@@ -76,7 +76,7 @@ UNDECIDED = ("rounding_too_large", "constant_output")
 """Reasons of a link that leave open whether two outputs are equal. So does one that chooses numbers: `_chooses`."""
 
 
-def proved(
+def verification_links(
     source: Path,
     before: Evaluated,
     after: Evaluated,
@@ -173,7 +173,7 @@ def depth_of(model: onnx.ModelProto) -> int:
 
 def unrunnable(source: Path, model: onnx.ModelProto, error: Unrunnable) -> Refused:
     """What is raised where no inputs are found on which a graph runs."""
-    if why := checker_says(model) or misfit(model):
+    if why := checker_error(model) or misfit(model):
         return Refused(
             f"{source} is not valid ONNX: {why}; it does not run under ONNX Runtime either.",
             hint="Export it again; `repaconv inspect` shows what it holds.",
@@ -273,12 +273,12 @@ class _Pair:
         ends: tuple[str, str],
         reverted: Collection[str],
     ) -> None:
-        from repaconv.verification.probe_inputs import unmoved
+        from repaconv.verification.probe_inputs import input_independent_outputs
 
         self.before, self.after, self.probes = before, after, probes
         self.name, self.allowed, self.coarse, self.ends = name, allowed, coarse, ends
         self.reverted = reverted
-        self.fixed, self._anew = unmoved(before.model), _made(before.model, after.model)
+        self.fixed, self._anew = input_independent_outputs(before.model), _made(before.model, after.model)
         self.chosen: Sequence[Feeds] = probes.feeds
         self._drawn_for: Sequence[Feeds] = ()
 
@@ -445,12 +445,12 @@ class _Pair:
         if not all(call.comparable for call in calls):
             return None
         own = [_own_rounding(call.original, call.truth) for call in calls]
-        proved = self._algebra(output, calls, own) if calls[0].exact is not None else None
-        if proved is not None and proved.verdict != "passed":
-            return proved
+        algebra = self._algebra(output, calls, own) if calls[0].exact is not None else None
+        if algebra is not None and algebra.verdict != "passed":
+            return algebra
         is_real = calls[0].truth.dtype.kind == "f"
-        rounded = proved is not None and is_real and self._is_only_rounded
-        written = self._written(output, calls) if proved is not None and not rounded else None
+        rounded = algebra is not None and is_real and self._is_only_rounded
+        written = self._written(output, calls) if algebra is not None and not rounded else None
         if written is not None and written.verdict == "failed":
             return written
         judged = rounded or written is not None  # how it was written down
@@ -458,7 +458,7 @@ class _Pair:
         channels = self._channels if self._others else None
         found = self._comparison(self.allowed.model_copy(update={"rtol": allowed}), channels=channels)
         for call, moved in zip(calls, own, strict=True):
-            if not is_real and proved is not None and (judged or self.coarse):
+            if not is_real and algebra is not None and (judged or self.coarse):
                 moved = np.where(call.folded != call.truth, inf, moved)  # equal in float64: FP32 decides otherwise
             elif judged:
                 moved = _blurred(call.truth, moved)
@@ -467,7 +467,7 @@ class _Pair:
             found.add({output: call.folded.astype(call.truth.dtype)}, right, rounding=rounding)
         for feeds in self._others:
             found.add({output: self.after.run(feeds)[output]}, {output: self.before.run(feeds)[output]})
-        exactly = proved.metrics.max_rel_error if proved is not None and proved.metrics else None
+        exactly = algebra.metrics.max_rel_error if algebra is not None and algebra.metrics else None
         figures = {"error_in_float64": exactly, "unfused": sum(call.unfused for call in calls) or None}
         (link,) = found.links(self.name, f"{self.ends[0]}, float64", self._told, **figures)
         if self._others and not judged:
@@ -480,7 +480,7 @@ class _Pair:
                 return written
         # where rounding moves numbers by all that is next to them, it chooses others: the boxes that a detector keeps
         chosen = written is not None and written.verdict == "passed" and _chooses(link)
-        if self._others or proved is None or not (chosen or link.reason in UNDECIDED):
+        if self._others or algebra is None or not (chosen or link.reason in UNDECIDED):
             return link
         link = link.because("equal_in_float64")
         if chosen or link.figures.left_out == link.figures.compared:  # nothing was measured in FP32

@@ -128,7 +128,7 @@ def _size_before_crop(given: tuple[int, int], wanted: Preprocessing, size: tuple
     return (edge, longer) if given[0] <= given[1] else (longer, edge)
 
 
-def told_of(wanted: Preprocessing, size: tuple[int, int]) -> str:
+def preprocessing_text(wanted: Preprocessing, size: tuple[int, int]) -> str:
     """Describe the preprocessing and where it comes from."""
     edge = wanted.resize_edge or (max(size) if wanted.keep_ratio else f"{size[0]} x {size[1]}")
     assumed = ", ".join(wanted.assumed)

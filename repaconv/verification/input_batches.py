@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused, UsageProblem, describe_exception
 from repaconv.core.thread_pool import thread_pool
-from repaconv.engines.contract import Feeds, Port, shapes_told
+from repaconv.engines.contract import Feeds, Port, shapes_text
 from repaconv.results import Preprocessing
-from repaconv.verification.image_files import NO_SCORES, Labels, image_files, prepared, read_image, told_of
+from repaconv.verification.image_files import NO_SCORES, Labels, image_files, prepared, preprocessing_text, read_image
 from repaconv.verification.model_runners import named
 
 # Names of a recorded official output in an .npz, the most precise first.
@@ -283,7 +283,7 @@ def _image_array_name(path: Path, arrays: dict[str, NDArray[Any]], channels: int
     wrong = not name or arrays[name].ndim != 4 or not len(arrays[name])
     if wrong or channels not in (None, arrays[name].shape[1]):
         raise Refused(
-            f"{path} holds no images for this network ({shapes_told(arrays) or 'nothing'}).",
+            f"{path} holds no images for this network ({shapes_text(arrays) or 'nothing'}).",
             hint=f"It needs an array 'input' of shape [N, {channels or 'C'}, H, W].",
             code="inputs.shape",
         )
@@ -361,7 +361,9 @@ def image_inputs(
         return Batch({IMAGE_INPUT: prepared(pixels, wanted)}, None, known, pixels)
 
     name, labeled = f"{len(files)} images of {folder.name}", labels.of_images is not None
-    return Inputs(name, (len(files), channels, *size), piece, "", labels.source, told_of(wanted, size), labeled=labeled)
+    return Inputs(
+        name, (len(files), channels, *size), piece, "", labels.source, preprocessing_text(wanted, size), labeled=labeled
+    )
 
 
 def npz_calls(

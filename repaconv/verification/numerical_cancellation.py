@@ -18,7 +18,7 @@ import numpy as np
 from repaconv.engines.contract import Array, Feeds
 from repaconv.graph.onnx_files import constants_of
 from repaconv.graph.operator_facts import EPSILON
-from repaconv.verification.comparison import beside
+from repaconv.verification.comparison import largest_along_least_axis
 from repaconv.verification.model_runners import load_onnx, with_outputs
 from repaconv.verification.output_metrics import largest
 
@@ -78,7 +78,7 @@ def _times_larger(terms: dict[str, Array]) -> dict[str, float]:
     most = np.max([*sizes.values()], 0)
     found = {}
     for name, size in sizes.items():
-        least, there = beside(size, most)
+        least, there = largest_along_least_axis(size, most)
         least = np.where(least > 0, least, size.max(initial=0.0))  # a channel may be zero throughout
         found[name] = float(np.max(np.divide(there, least, out=np.zeros(least.shape), where=least > 0), initial=0.0))
     return found

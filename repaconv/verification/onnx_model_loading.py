@@ -325,7 +325,7 @@ def folded(source: Path, model: onnx.ModelProto, taken_back: Collection[str] = (
     """
     from repaconv.graph.graph_without_weights import check
 
-    if not looked_into(model):
+    if not is_foldable(model):
         return Folded(model, [])
     try:
         found = _folded(model, taken_back)
@@ -397,11 +397,11 @@ def _check_types(smaller: onnx.ModelProto, model: onnx.ModelProto) -> None:
     try:
         check(smaller, full=True)
     except Exception:
-        if not checker_says(model):
+        if not checker_error(model):
             raise
 
 
-def checker_says(model: onnx.ModelProto) -> str:
+def checker_error(model: onnx.ModelProto) -> str:
     """Return the error of ONNX's strict check; empty if the graph passes."""
     from repaconv.graph.graph_without_weights import check
 
@@ -416,7 +416,7 @@ def _checker_error_if_unloadable(model: onnx.ModelProto) -> str:
     """The checker's error for a graph that both ONNX's checker and ONNX Runtime reject; else empty."""
     from repaconv.verification.model_runners import load_onnx
 
-    if why := checker_says(model):
+    if why := checker_error(model):
         try:
             load_onnx(model)
         except Refused:
@@ -424,12 +424,12 @@ def _checker_error_if_unloadable(model: onnx.ModelProto) -> str:
     return ""
 
 
-def looked_into(model: onnx.ModelProto) -> bool:
+def is_foldable(model: onnx.ModelProto) -> bool:
     """Whether the graph can be folded: its opset is recent enough, and it is not quantized."""
     return opset_of(model) >= OLDEST_OPSET and not any(node.op_type in QUANTISED for node in model.graph.node)
 
 
-def left_alone(model: onnx.ModelProto) -> Iterator[str]:
+def parts_not_folded(model: onnx.ModelProto) -> Iterator[str]:
     """Describe what is not folded and why: control flow, quantized graphs, custom operators."""
     kinds = {node.op_type for node in model.graph.node}
     if found := sorted(kinds & set(CONTROL_FLOW)):

@@ -82,7 +82,9 @@ class Input:
     draw: Draw
 
 
-def drawn_for(inputs: list[Input], sizes: Sizes, seed: int | list[int], gain: float, below: int) -> dict[str, Array]:
+def random_values(
+    inputs: list[Input], sizes: Sizes, seed: int | list[int], gain: float, below: int
+) -> dict[str, Array]:
     """Sample all inputs of one call; dynamic dimensions that are not in ``sizes`` are 1."""
     generator = np.random.default_rng(seed)
     shapes = {one.name: tuple(sizes.get(d, 1) if isinstance(d, str) else d for d in one.dims) for one in inputs}
@@ -167,15 +169,15 @@ class Search:
         if sizes and self._numbers(sizes) > self._largest:
             return False
         try:
-            self.run(self.drawn(sizes, seed, 1.0))
+            self.run(self.random_call(sizes, seed, 1.0))
         except Exception as error:  # the runtime raises many classes
             self.problem, self.cause = first_line(error), error
             return False
         return True
 
-    def drawn(self, sizes: Sizes, seed: int, gain: float) -> dict[str, Array]:
+    def random_call(self, sizes: Sizes, seed: int, gain: float) -> dict[str, Array]:
         """Sample the inputs of one call with these sizes."""
-        return drawn_for(self.inputs, sizes, seed, gain, self.below)
+        return random_values(self.inputs, sizes, seed, gain, self.below)
 
     def usual_sizes(self, found: list[Sizes]) -> Sizes:
         """Return sizes as in ordinary use: batch 1, and for the others those in the graph's metadata or common ones.
@@ -197,7 +199,7 @@ class Search:
 
     def gain(self, sizes: Sizes) -> float:
         """Return the first gain at which all outputs are finite."""
-        return next((gain for gain in USUAL_GAINS if self._finite(self.drawn(sizes, 0, gain))), 1.0)
+        return next((gain for gain in USUAL_GAINS if self._finite(self.random_call(sizes, 0, gain))), 1.0)
 
     def more(
         self, plain: tuple[dict[str, Array], ...], found: list[Sizes], usual: float, still: set[str]
@@ -218,10 +220,10 @@ class Search:
 
         Without floating-point inputs, where a gain has no effect, it is one more probe.
         """
-        least = min(found, key=lambda sizes: sum(array.size for array in self.drawn(sizes, 0, usual).values()))
+        least = min(found, key=lambda sizes: sum(array.size for array in self.random_call(sizes, 0, usual).values()))
         gains = PROBE_GAINS if any(one.dtype.kind == "f" for one in self.inputs) else (1.0,)
         for seed, gain in enumerate(gains, len(found)):
-            feeds = self.drawn(least, seed, usual * gain)
+            feeds = self.random_call(least, seed, usual * gain)
             if self._finite(feeds):
                 yield feeds
 
@@ -233,7 +235,7 @@ class Search:
         for feed in feeds if still else ():
             still = still - self._changed_outputs(feed, still, first)
         for seed, gain in enumerate(FURTHER_GAINS, len(feeds)):
-            feed = self.drawn(sizes, seed, gain) if still else {}
+            feed = self.random_call(sizes, seed, gain) if still else {}
             if feed and self._finite(feed) and (moving := self._changed_outputs(feed, still, first)):
                 still = still - moving
                 yield feed
@@ -351,7 +353,7 @@ class Probes:
             seed: Seed of the random generator.
             gain: Factor on the usual gain.
         """
-        return drawn(model, self.usual, seed, gain=self.gain * gain, below=self.below, held=self.held)
+        return random_call(model, self.usual, seed, gain=self.gain * gain, below=self.below, held=self.held)
 
     def calls_of_other_gains(self, model: onnx.ModelProto) -> dict[float, dict[str, Array]]:
         """Sample inputs of the usual sizes for every gain of `PROBE_GAINS`, by gain."""
@@ -387,8 +389,8 @@ def probes(
         search = Search(inputs, run, kinds, usual, below, len(FEW_BATCH_SIZES) if dear else WANTED_ASSIGNMENTS)
         if found := search.assignments():
             gain = search.gain(found[0])
-            still, usually = _integer_outputs(model) - unmoved(model), search.usual_sizes(found)
-            plain = tuple(search.drawn(sizes, seed, gain) for seed, sizes in enumerate(found))
+            still, usually = _integer_outputs(model) - input_independent_outputs(model), search.usual_sizes(found)
+            plain = tuple(search.random_call(sizes, seed, gain) for seed, sizes in enumerate(found))
             more = partial(search.more, plain, found, gain, still)
             return Probes(plain, more, search.told(found), usually, found[0], gain, below, len(found))
     why = Unrunnable(search.problem, [one.name for one in inputs], _suspects(model, inputs, search.problem))
@@ -421,11 +423,11 @@ def _probes_from_sample(
     first = {one.name: np.asarray(sample[one.name], one.dtype) for one in inputs}
     try:
         run(first)
-        run(search.drawn(sizes, 1, 1.0))
+        run(search.random_call(sizes, 1, 1.0))
     except Exception as error:  # the runtime raises many classes
         raise Unrunnable(first_line(error), [*first], _suspects(model, inputs, str(error)), on=SAMPLE) from error
-    gain, still = search.gain(sizes), _integer_outputs(model) - unmoved(model)
-    plain = (first, *(search.drawn(sizes, seed, gain) for seed in (1, 2)))
+    gain, still = search.gain(sizes), _integer_outputs(model) - input_independent_outputs(model)
+    plain = (first, *(search.random_call(sizes, seed, gain) for seed in (1, 2)))
     more = partial(search.more, plain, [sizes], gain, still)
     told = "ONNX Runtime, the sample that was given, and random inputs of its sizes"
     return Probes(plain, more, told, sizes, sizes, gain, INTEGER_BOUNDS[-1], 1, held)
@@ -441,7 +443,7 @@ def _suspects(model: onnx.ModelProto, inputs: list[Input], problem: str) -> list
     return [f"{one.name} ({one.dtype if one.dtype.kind != 'O' else 'string'} {list(one.dims)})" for one in found]
 
 
-def drawn(
+def random_call(
     model: onnx.ModelProto,
     sizes: Sizes,
     seed: int | list[int],
@@ -460,7 +462,7 @@ def drawn(
         below: See `Probes`.
         held: See `Probes`.
     """
-    return drawn_for(_inputs(model, held), sizes, seed, gain, below)
+    return random_values(_inputs(model, held), sizes, seed, gain, below)
 
 
 def _inputs(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({})) -> list[Input]:
@@ -513,7 +515,7 @@ def _metadata_sizes(model: onnx.ModelProto, kind: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(n for text in entries for n in map(int, re.findall(r"\d{1,4}", text)) if 1 < n <= 2048))
 
 
-def unmoved(model: onnx.ModelProto) -> set[str]:
+def input_independent_outputs(model: onnx.ModelProto) -> set[str]:
     """Return the outputs that do not depend on any input's values, at most on shapes."""
     moved = {value.name for value in model.graph.input} - {weight.name for weight in model.graph.initializer}
     for node in model.graph.node:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import onnx
 
     from repaconv.engines.contract import Feeds
-    from repaconv.sources.source_model import Form, Subject
+    from repaconv.sources.source_model import Form, SourceModel
     from repaconv.verification.model_runners import Runner
 
 Array = NDArray[Any]
@@ -193,7 +193,7 @@ def apart(a: Array, b: Array) -> Array:
 # --- 1: FP32 against float64.
 
 
-def network_rounding(subject: Subject, feeds: Feeds, right: Mapping[str, Any] | None = None) -> Rounding:
+def network_rounding(subject: SourceModel, feeds: Feeds, right: Mapping[str, Any] | None = None) -> Rounding:
     """Of a run's original network; ``right`` is what it computes of these inputs in float64, where that is known.
 
     An image may be exact by chance in a network that amplifies rounding, so where one run does not suffice, up to
@@ -219,7 +219,7 @@ def rounding_between(form: Form, exact: Form, feeds: Feeds) -> Rounding:
 # --- 2: in float64, moved inputs.
 
 
-def float64_rounding(subject: Subject, feeds: Feeds, right: Mapping[str, Any]) -> Rounding:
+def float64_rounding(subject: SourceModel, feeds: Feeds, right: Mapping[str, Any]) -> Rounding:
     """Of a run's original network in float64, by inputs that are moved by one unit in the last place.
 
     Where torch's exporter wrote numbers in float32, its graph may be off, and the fold of it by twice as much as that

@@ -234,7 +234,7 @@ def _made_checkpoint(at: Path, name: str) -> None:
     import repaconv
     from repaconv.core.run_folder import Run
     from repaconv.sources.source_model import TRAINING
-    from repaconv.sources.source_of_run import subject_of
+    from repaconv.sources.source_of_run import source_model_of
     from torture.nets import net
 
     at.mkdir()
@@ -242,10 +242,10 @@ def _made_checkpoint(at: Path, name: str) -> None:
     torch.save(own.whole, at / "c.pth")
     (at / "settings.json").write_text(json.dumps(own.settings))
     repaconv.fold(at / "c.pth", out=at / "sound", settings=own.settings)
-    subject = subject_of(Run(at / "sound"))
-    module, (output,) = subject.network(TRAINING).module, subject.outputs
-    (port,) = subject.inputs
-    size = port.shape[1], *subject.folded.image_size
+    source_model = source_model_of(Run(at / "sound"))
+    module, (output,) = source_model.network(TRAINING).module, source_model.outputs
+    (port,) = source_model.inputs
+    size = port.shape[1], *source_model.folded.image_size
     calls = []
     for number, count in enumerate((1, 3, 2, 4)):
         random = np.random.default_rng([9, number])

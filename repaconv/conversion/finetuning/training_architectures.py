@@ -26,7 +26,7 @@ from repaconv.conversion.kernel_fitting import ConversionSettings
 from repaconv.conversion.plain_vit import BATCH_SIZE, PlainViT
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.progress import Progress
-from repaconv.method_api.settings import said_in
+from repaconv.method_api.settings import mapping_at
 
 if TYPE_CHECKING:
     from repaconv.stages.convert.options import ConvertOptions
@@ -95,7 +95,7 @@ def training_plan_of(method: str, checkpoint: Checkpoint, settings: Mapping[str,
     Raises:
         Refused: If the checkpoint is neither.
     """
-    gated = said_in(checkpoint.record, "meta", "gate")
+    gated = mapping_at(checkpoint.record, "meta", "gate")
     courses = {
         "dwconv": dwconv_gates.training_plan if gated else dwconv_dropins.training_plan,
         "nondeep": nondeep_branches.training_plan,

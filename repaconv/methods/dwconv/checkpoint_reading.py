@@ -22,7 +22,7 @@ from repaconv.checkpoints import Checkpoint
 from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection
-from repaconv.method_api.settings import Knobs, natural, one_of, said_in
+from repaconv.method_api.settings import Knobs, mapping_at, natural, one_of
 from repaconv.methods.dwconv.paper_equations import (
     MAX_SEPARATION_ERROR,
     ConvBlock,
@@ -48,7 +48,7 @@ def read_gates(
             mentions gates that the file lacks.
         SettingNeeded: If there are gates but no p or mode.
     """
-    gate_metadata, gate = said_in(meta, "gate"), tensors.get("gate.weight")
+    gate_metadata, gate = mapping_at(meta, "gate"), tensors.get("gate.weight")
     if gate is None:
         if gate_metadata:
             raise Refused(
@@ -114,7 +114,7 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
     for name in checkpoint.tensors:
         if match := _KERNEL.match(name):
             found.setdefault(match["what"], set()).add(match["block"])
-    called = said_in(checkpoint.record, "meta").get("format") == FORMAT
+    called = mapping_at(checkpoint.record, "meta").get("format") == FORMAT
     if found:
         listed = ", ".join(f"attn.{what} in {len(blocks)} blocks" for what, blocks in sorted(found.items()))
         return Detection("training", f"{listed}{f'; {FORMAT}' if called else ''}")
@@ -139,8 +139,8 @@ def read_or_plain_vit(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Bl
         Refused: If the keys are not those of one complete network, or gates are soft.
         UsageProblem: If a setting is unknown or malformed.
     """
-    net, meta = OpenCheckpoint.open(checkpoint, settings), said_in(checkpoint.record, "meta")
-    tensors, knobs, arch = net.tensors, net.knobs, said_in(meta, "arch")
+    net, meta = OpenCheckpoint.open(checkpoint, settings), mapping_at(checkpoint.record, "meta")
+    tensors, knobs, arch = net.tensors, net.knobs, mapping_at(meta, "arch")
     resampling = "antialias" if "register_tokens" in tensors else "offset"
     sizes = read_vit_sizes(tensors, knobs, arch, "meta.arch", resize=resampling)
     width, depth = sizes["width"], depth_of(tensors)

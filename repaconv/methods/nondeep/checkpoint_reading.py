@@ -23,7 +23,7 @@ from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection
 from repaconv.method_api.fold_error import loaded, max_rel_error
-from repaconv.method_api.settings import Knobs, one_of, positive, said_in, small
+from repaconv.method_api.settings import Knobs, mapping_at, one_of, positive, small
 from repaconv.methods.nondeep.paper_equations import BranchBlock, Join
 from repaconv.results import Fact
 
@@ -39,7 +39,7 @@ _BRANCH = re.compile(r"^(?:blocks\.(?:\d+\.)?(\d+))\.(?:attn|mlp)\.branches\.\d+
 def detect(checkpoint: Checkpoint) -> Detection | None:
     """Recognize the method by its branches, which no other method has, or by the name of its layout."""
     found = {match[1] for name in checkpoint.tensors if (match := _BRANCH.match(name))}
-    called = said_in(checkpoint.record, "meta").get("format") == FORMAT
+    called = mapping_at(checkpoint.record, "meta").get("format") == FORMAT
     if found:
         return Detection("training", f"branches in {len(found)} blocks" + (f", {FORMAT}" if called else ""))
     folded = called and any(name.startswith("blocks.") for name in checkpoint.tensors)
@@ -82,7 +82,7 @@ def read_at_any_lambda(checkpoint: Checkpoint, settings: Mapping[str, str]) -> B
             hint="Fold the checkpoint as trained. Without --method the method is detected.",
             code="method.deployed" if detection else "method.mismatch",
         )
-    net, arch = OpenCheckpoint.open(checkpoint, settings), said_in(checkpoint.record, "meta", "arch")
+    net, arch = OpenCheckpoint.open(checkpoint, settings), mapping_at(checkpoint.record, "meta", "arch")
     tensors, knobs = net.tensors, net.knobs
     sizes = read_vit_sizes(tensors, knobs, arch, "meta.arch")
     heads = _need(knobs, "num_heads", positive, arch, "meta.arch", "12")
@@ -94,7 +94,7 @@ def read_at_any_lambda(checkpoint: Checkpoint, settings: Mapping[str, str]) -> B
         )
     if "norm_eps" not in arch and "norm_eps" not in settings:
         _need(knobs, "norm_eps", small, arch, "meta.arch", "1e-6")
-    join = _read_join(tensors, said_in(checkpoint.record, "meta", "join"), knobs)
+    join = _read_join(tensors, mapping_at(checkpoint.record, "meta", "join"), knobs)
     act, norms = read_activation(net.record, knobs), read_norms(tensors, knobs)
     blocks = tuple(_read_block(tensors, index, arch, heads, join, norms, act) for index in range(depth_of(tensors)))
     unmeasured = tuple(block.spec(sizes["width"], None, None) for block in blocks)

@@ -13,7 +13,7 @@ from repaconv.backbones.tensor_names import weight_of
 from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
 from repaconv.method_api.fold_error import loaded, max_rel_error
-from repaconv.method_api.settings import said_in
+from repaconv.method_api.settings import mapping_at
 from repaconv.methods.nondeep.checkpoint_reading import JOIN_SETTINGS, read_at_any_lambda
 
 
@@ -32,7 +32,11 @@ def identify(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor
     Raises:
         Refused: If no variant reproduces the output, or several do.
     """
-    known = {**said_in(checkpoint.record, "meta", "arch"), **said_in(checkpoint.record, "meta", "join"), **settings}
+    known = {
+        **mapping_at(checkpoint.record, "meta", "arch"),
+        **mapping_at(checkpoint.record, "meta", "join"),
+        **settings,
+    }
     variants = list(_variants(checkpoint, known))
     tried = [(_error(checkpoint, {**settings, **variant}, images, recorded), variant) for variant in variants]
     tried.sort(key=lambda row: row[0])

@@ -15,7 +15,7 @@ from repaconv.checkpoints import Checkpoint
 from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection
-from repaconv.method_api.settings import said_in, small
+from repaconv.method_api.settings import mapping_at, small
 from repaconv.methods.pyra.merging_schedules import read_schedule
 from repaconv.methods.pyra.paper_equations import MERGED_REASONS, MERGED_TOLERANCE, MergedBlock
 
@@ -35,7 +35,7 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
     layers = checkpoint.record.get("lora_layers")
     if plain and layers:
         return Detection("training", f"LoRA on {layers} layers of a plain ViT", "possible")
-    if plain and said_in(checkpoint.record, "args").get("token_merging") is True:
+    if plain and mapping_at(checkpoint.record, "args").get("token_merging") is True:
         return Detection("training", "args.token_merging on a plain ViT", "possible")
     return Detection("training", "a plain ViT, for --set schedule", "asked") if plain else None
 
@@ -56,7 +56,7 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
             code="method.mismatch",
         )
     _require_foldable(checkpoint)
-    net, args = OpenCheckpoint.open(checkpoint, settings), said_in(checkpoint.record, "args")
+    net, args = OpenCheckpoint.open(checkpoint, settings), mapping_at(checkpoint.record, "args")
     tensors, knobs = net.tensors, net.knobs
     depth, certain = depth_of(tensors), detection.confidence == "certain"
     merges = certain or args.get("token_merging") is True or "schedule" in settings

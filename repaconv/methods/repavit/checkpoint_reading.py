@@ -24,7 +24,7 @@ from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection, FoldedPart, Reading
 from repaconv.method_api.fold_error import relative_difference
 from repaconv.method_api.preprocessing import preprocessing_of
-from repaconv.method_api.settings import Knobs, said_in, small
+from repaconv.method_api.settings import Knobs, mapping_at, small
 from repaconv.methods.repavit.active_channels import Rule, active_channels, read_claim
 from repaconv.methods.repavit.paper_equations import ChannelIdleMlp, ffn_weights, fold_ffn
 from repaconv.results import FoldStep
@@ -88,7 +88,7 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
         return Detection("deploy", f"fc3 in the FFNs of {folded} blocks and norm1.running_mean in none")
     if _whole_matrices(checkpoint.tensors):
         return Detection("deploy", "every FFN is one square matrix fc1, as at idle ratio 1")
-    args = said_in(checkpoint.record, "args")
+    args = mapping_at(checkpoint.record, "args")
     if "idle_ratio" in args and any(ffn_of(key) for key in keys):
         return Detection("training", f"args: idle_ratio {args['idle_ratio']}")
     if "blocks.0.attn.norm.weight" in keys and "blocks.0.mlp.norm.weight" in keys:
@@ -109,7 +109,7 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RePaViTReading:
     require_sound(tensors, names)
     family, ffns = read_ffns(tensors)
     knobs = Knobs(settings)
-    args = said_in(checkpoint.record, "args")
+    args = mapping_at(checkpoint.record, "args")
     skeleton = family.read(tensors, ffns, knobs, args)
     eps = knobs.take("bn_eps", small, 1e-5)
     act = read_activation(checkpoint.record, knobs)

@@ -57,13 +57,15 @@ def choose_benchmark_inputs(
         UsageProblem: If the model has another fixed batch or size, or is an engine that takes no images.
     """
     first = known.subjects[0]
-    session, subject = models[first.name].session, known.subject
-    if subject is not None and subject.folded.image_size is None:
+    session, source_model = models[first.name].session, known.source_model
+    if source_model is not None and source_model.folded.image_size is None:
         rows = _evaluation_rows(known, batch)
         if isinstance(rows, BenchmarkInputs):
             return rows
-        return BenchmarkInputs(list(subject.drawn(RANDOM_CALLS, seed, batch=batch).batches()), None, gone=rows)
-    if subject is None and not takes_images(session):
+        return BenchmarkInputs(
+            list(source_model.random_inputs(RANDOM_CALLS, seed, batch=batch).batches()), None, gone=rows
+        )
+    if source_model is None and not takes_images(session):
         return BenchmarkInputs(_random_inputs(first.path, session, seed), None)
     shape = image_shape(channels_first(session.inputs[0]), batch, size, first.path)
     own = _evaluation_inputs(known, models, shape, batch)
@@ -75,15 +77,15 @@ def choose_benchmark_inputs(
 
 
 def _scores(known: BenchmarkSubjects, given: Inputs) -> str:
-    return scores_output(known.subject, given) if known.subject else ""
+    return scores_output(known.source_model, given) if known.source_model else ""
 
 
 def _evaluation_rows(known: BenchmarkSubjects, batch: int) -> BenchmarkInputs | str:
     """The rows that evaluated a lossy export of a network without images, in full batches; else the reason as text."""
     images = known.export.artefact.images if known.export is not None else None
-    if known.subject is None or known.export is None or images is None or images.count == 1:
+    if known.source_model is None or known.export is None or images is None or images.count == 1:
         return ""
-    given = evaluation_images(known.subject, known.export.artefact, most=MAX_IMAGES)
+    given = evaluation_images(known.source_model, known.export.artefact, most=MAX_IMAGES)
     if isinstance(given, str):
         return given
     count = given.shape[0]
@@ -96,9 +98,9 @@ def _evaluation_inputs(
     known: BenchmarkSubjects, models: Mapping[str, OpenedModel], shape: tuple[int, int, int], batch: int
 ) -> BenchmarkInputs | str:
     """The images that evaluated a lossy export, in full batches; else the reason as text, empty if it had none."""
-    if known.subject is None or known.export is None or known.export.artefact.images is None:
+    if known.source_model is None or known.export is None or known.export.artefact.images is None:
         return ""
-    given = evaluation_images(known.subject, known.export.artefact, most=MAX_IMAGES)
+    given = evaluation_images(known.source_model, known.export.artefact, most=MAX_IMAGES)
     if isinstance(given, str):
         return given
     if given.shape[1:] != shape:
@@ -118,11 +120,15 @@ def _random_images(
     """Random pixels if the preprocessing is known, or nothing is known of the network; otherwise random images."""
     from repaconv.verification.input_batches import random_pixels
 
-    subject = known.subject
-    if subject is None:
+    source_model = known.source_model
+    if source_model is None:
         return random_pixels(shape, any_preprocessing(shape), count=count, seed=seed)
-    wanted = subject.folded.preprocessing
-    return random_pixels(shape, wanted, count=count, seed=seed) if wanted else subject.drawn(count, seed, shape[1:])
+    wanted = source_model.folded.preprocessing
+    return (
+        random_pixels(shape, wanted, count=count, seed=seed)
+        if wanted
+        else source_model.random_inputs(count, seed, shape[1:])
+    )
 
 
 def takes_images(session: Session) -> bool:
@@ -202,13 +208,13 @@ def memory_per_image(subjects: list[BenchmarkSubject], load: Callable[..., Any],
     import numpy as np
 
     grown = []
-    for subject in subjects:
+    for source_model in subjects:
         dims = {"height": size[0], "width": size[1]} if size else {}
-        session = load(subject, dims=dims).session
+        session = load(source_model, dims=dims).session
         if isinstance(session, OnCard):
             return 1.0
         port = session.inputs[0]
-        channels, height, width = image_shape(channels_first(port), 1, size, subject.path)
+        channels, height, width = image_shape(channels_first(port), 1, size, source_model.path)
         if port.shape[0] not in (None, "batch"):
             return float("inf")
         resident = []

@@ -16,8 +16,8 @@ from repaconv.core.progress import Progress
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.graph.onnx_files import metadata_of, read_graph
 from repaconv.results import ExportArtefact, FoldArtefact, ImageSize, TrainingArtefact, parse_image_size
-from repaconv.sources.source_model import DEPLOY, TRAINING, GraphSpec, Subject
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_model import DEPLOY, TRAINING, GraphSpec, SourceModel
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.sources.verified_onnx_export import write_graph
 from repaconv.stages.shared.common_checks import load_target, made_by
 from repaconv.stages.shared.engine_files import build_of, takes_networks
@@ -58,7 +58,7 @@ class BenchmarkSubjects(NamedTuple):
         overridden: Failed checks that the user chose to ignore.
         size: Image size of the run, or the usual one that a bare graph's metadata gives.
         note: Why something is missing or chosen so, in words.
-        subject: The source model; None for a bare file.
+        source_model: The source model; None for a bare file.
         variant: What tells the run's export from its others; None for a bare file.
         export: The run's export; None for a bare file.
     """
@@ -67,7 +67,7 @@ class BenchmarkSubjects(NamedTuple):
     overridden: tuple[str, ...]
     size: ImageSize | None
     note: str
-    subject: Subject | None
+    source_model: SourceModel | None
     variant: Variant | None = None
     export: Export | None = None
 
@@ -80,7 +80,7 @@ class BenchmarkSubjects(NamedTuple):
     @property
     def batch_of_network(self) -> int | None:
         """The batch size of the network, if it takes no other; else None."""
-        return fixed_batch(self.subject) if self.subject else None
+        return fixed_batch(self.source_model) if self.source_model else None
 
 
 def fixed_batch_of(graph: onnx.ModelProto) -> int | None:
@@ -122,9 +122,9 @@ def choose_subjects(
         note = "; ".join(filter(None, [usual, alone]))
         return BenchmarkSubjects([BenchmarkSubject(path.name, path), *other], overridden, size, note, None)
     if takes_networks(device := load_target(target)):
-        return _torch_subjects(subject_of(run), other, device, unverified=unverified)
-    subject = subject_of(run)
-    folded = subject.folded
+        return _torch_subjects(source_model_of(run), other, device, unverified=unverified)
+    source_model = source_model_of(run)
+    folded = source_model.folded
     export = export_for(
         run, folded, target, precision, batch=batch, image_size=image_size, form=form, form_size=form_size
     )
@@ -132,20 +132,22 @@ def choose_subjects(
     overridden = run_folder.require_passed_checks(run, folded, (exported, export.path), unverified=unverified)
     subjects = [BenchmarkSubject(DEPLOY, run_folder.onnx_model_of(run, exported))]
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
-    other, note = _references(other, lambda: BenchmarkSubject(TRAINING, training_onnx(subject, export, progress)))
-    return BenchmarkSubjects([*subjects, *other], overridden, size, note, subject, export.variant, export)
+    other, note = _references(other, lambda: BenchmarkSubject(TRAINING, training_onnx(source_model, export, progress)))
+    return BenchmarkSubjects([*subjects, *other], overridden, size, note, source_model, export.variant, export)
 
 
 def _torch_subjects(
-    subject: Subject, other: list[BenchmarkSubject], device: Target, *, unverified: bool
+    source_model: SourceModel, other: list[BenchmarkSubject], device: Target, *, unverified: bool
 ) -> BenchmarkSubjects:
     """The run's PyTorch modules, for a runtime that takes modules."""
-    run, folded = subject.run, subject.folded
+    run, folded = source_model.run, source_model.folded
     overridden = run_folder.require_passed_checks(run, folded, unverified=unverified)
-    first = BenchmarkSubject(DEPLOY, run.payload_of_fold(folded), subject.network(DEPLOY))
-    other, note = _references(other, lambda: BenchmarkSubject(TRAINING, subject.source, subject.network(TRAINING)))
+    first = BenchmarkSubject(DEPLOY, run.payload_of_fold(folded), source_model.network(DEPLOY))
+    other, note = _references(
+        other, lambda: BenchmarkSubject(TRAINING, source_model.source, source_model.network(TRAINING))
+    )
     variant = Variant(target=device.name)
-    return BenchmarkSubjects([first, *other], overridden, folded.image_size, note, subject, variant)
+    return BenchmarkSubjects([first, *other], overridden, folded.image_size, note, source_model, variant)
 
 
 def _references(
@@ -165,14 +167,14 @@ def without_training(why: str) -> str:
     return f"measured without the training form: {why}"
 
 
-def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:
+def training_onnx(source_model: SourceModel, export: Export, progress: Progress) -> Path:
     """The training-time network as an ONNX file, exported with the settings of the run's export.
 
     Raises:
         Refused: If the checkpoint is gone or changed, or the export is not sound.
         UsageProblem: If a file of that name exists that repaconv did not write.
     """
-    run, folded = subject.run, subject.folded
+    run, folded = source_model.run, source_model.folded
     exported, variant = export.artefact, export.variant.training.name
     path = run.training_onnx(variant)
     plain = exported.model_dump(mode="json")
@@ -181,7 +183,7 @@ def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:
         return path
     slot = path.with_suffix(".json")
     require_replaceable(slot, "training", path, path.with_name(f"{path.name}.data"))
-    data = _write_training(subject, exported, path, progress)
+    data = _write_training(source_model, exported, path, progress)
     made = TrainingArtefact(
         made_by=made_by("torch", "onnx"),
         verdict="passed",
@@ -206,18 +208,18 @@ def _is_up_to_date(path: Path, folded: FoldArtefact, like: dict[str, Any]) -> bo
     return same and known.verdict == "passed" and sha256_of(path) == known.payload.sha256
 
 
-def _write_training(subject: Subject, exported: ExportArtefact, path: Path, progress: Progress) -> Path | None:
+def _write_training(source_model: SourceModel, exported: ExportArtefact, path: Path, progress: Progress) -> Path | None:
     """Write the graph; returns the file of its external weights, if it has one."""
     spec = GraphSpec(
-        size=subject.folded.image_size if exported.image_size == "dynamic" else exported.image_size,
+        size=source_model.folded.image_size if exported.image_size == "dynamic" else exported.image_size,
         opset=exported.exporter_opset or exported.opset,
         newest=exported.opset,
         lacks=exported.unsupported_ops,
-        batch=None if exported.batch in ("dynamic", subject.folded.batch) else int(exported.batch),
+        batch=None if exported.batch in ("dynamic", source_model.folded.batch) else int(exported.batch),
         free_size=exported.image_size == "dynamic",
     )
-    with scratch_folder(subject.run.folder) as scratch:
-        graph = subject.graph(TRAINING, spec, scratch=scratch, progress=progress)
+    with scratch_folder(source_model.run.folder) as scratch:
+        graph = source_model.graph(TRAINING, spec, scratch=scratch, progress=progress)
         if not graph.sound:
             raise Refused(
                 "its exported graph gives other outputs than the network itself.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core.errors import Refused, UsageProblem, describe_exception
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.progress import Progress, silent
-from repaconv.engines.contract import shapes_told
+from repaconv.engines.contract import shapes_text
 from repaconv.results import BenchArtefact, CompareArtefact, Link, Tolerance
 from repaconv.sources.class_score_outputs import class_scores
 from repaconv.stages.bench.compared_models import ComparedModel, open_for_comparison
@@ -108,22 +108,22 @@ def _choose_inputs(options: CompareOptions, right: ComparedModel, other: Compare
     """Choose the inputs: those that were given, else the evaluation images of a lossy export, else random inputs."""
     from repaconv.verification.input_batches import npz_calls
 
-    subject = right.subject or other.subject
+    source_model = right.source_model or other.source_model
     ports = right.runner.inputs, other.runner.inputs
-    if subject is None and not options.inputs:
+    if source_model is None and not options.inputs:
         return _random_inputs(right, coarser([right.told.precision, other.told.precision]))
-    if subject is None:
+    if source_model is None:
         given = npz_calls(Path(str(options.inputs)), ports[0], (), labels=True)
         return ComparedInputs(given.name, _pairs(given, ports))
     pixels = any(port.dtype == "uint8" for own in ports for port in own)
     own = None if options.inputs else _evaluation_images(right, other, pixels)
     if own is None or isinstance(own, str):
         count = None if options.inputs else options.count
-        given = choose_inputs(subject, inputs=options.inputs, count=count, seed=options.seed, pixels=pixels)
+        given = choose_inputs(source_model, inputs=options.inputs, count=count, seed=options.seed, pixels=pixels)
     else:
         given = own
     no_evidence, gone = (own, "") if own == NO_IMAGES else ("", own if isinstance(own, str) else "")
-    return ComparedInputs(given.name, _pairs(given, ports), scores_output(subject, given), str(no_evidence), gone)
+    return ComparedInputs(given.name, _pairs(given, ports), scores_output(source_model, given), str(no_evidence), gone)
 
 
 def _pairs(given: Inputs, ports: tuple[Sequence[Port], Sequence[Port]]) -> Iterator[tuple[Feeds, Feeds, Any]]:
@@ -138,9 +138,9 @@ def _evaluation_images(right: ComparedModel, other: ComparedModel, pixels: bool)
     if lossy is None:
         return None
     exported = _export_of(lossy)
-    if exported is None or lossy.subject is None:
+    if exported is None or lossy.source_model is None:
         return NO_IMAGES
-    given = evaluation_images(lossy.subject, exported, most=MAX_IMAGES)
+    given = evaluation_images(lossy.source_model, exported, most=MAX_IMAGES)
     if not isinstance(given, str) and pixels and given.piece(0, 1).pixels is None:
         return f"the graph takes pixels, and {given.name} are normalized"
     return given
@@ -148,11 +148,11 @@ def _evaluation_images(right: ComparedModel, other: ComparedModel, pixels: bool)
 
 def _export_of(end: ComparedModel) -> ExportArtefact | None:
     """The export of its run that this file is, or that this engine was built from."""
-    if end.subject is None or end.path is None:
+    if end.source_model is None or end.path is None:
         return None
     built = build_of(end.path)
     sha256 = built.onnx_sha256 if built else end.told.sha256
-    exports = (each.artefact for each in exports_of(end.subject.run, end.subject.folded))
+    exports = (each.artefact for each in exports_of(end.source_model.run, end.source_model.folded))
     return next((each for each in exports if each.payload.sha256 == sha256), None)
 
 
@@ -186,25 +186,25 @@ def _compare_outputs(
     from repaconv.verification.comparison import Comparison
     from repaconv.verification.tolerances import tolerance
 
-    subject = right.subject or other.subject
+    source_model = right.source_model or other.source_model
     low = coarser([right.told.precision, other.told.precision])
     link = "agreement" if low == "fp32" else low
     usual: dict[str, Any] = {}
-    if subject:
-        has = subject.folded
-        usual = {"usual": has.tolerances, "reasons": has.tolerance_reasons, "decides": subject.decides}
+    if source_model:
+        has = source_model.folded
+        usual = {"usual": has.tolerances, "reasons": has.tolerance_reasons, "decides": source_model.decides}
     roundings, compared = _roundings(options, right, other, low), None
     for number, (own, its, labels) in enumerate(given.pairs):
         progress("compare: run", number, 0)
         expected, got = _run_model(right, own), _run_model(other, its)
-        whole = subject.folded.whole if subject else not _row_per_image(expected, own)
+        whole = source_model.folded.whole if source_model else not _row_per_image(expected, own)
         if compared is None:
-            scores = given.scores if subject or whole else _class_scores(options, expected, labels)
+            scores = given.scores if source_model or whole else _class_scores(options, expected, labels)
             if options.rtol is None:
                 allowed = tolerance(link, logits=bool(scores), **usual)
             else:
                 allowed = Tolerance(kind="exact", rtol=options.rtol, rtol_reason="given by --rtol")
-            evaluation = evaluation_of(subject, low, subject.folded.image_size) if subject else None
+            evaluation = evaluation_of(source_model, low, source_model.folded.image_size) if source_model else None
             compared = Comparison(other.told.name, allowed, scores, evaluation=evaluation)
         rounding = None if roundings is None or _has_pixels(own) else roundings(own)
         compared.add(got, expected, labels=None if whole else labels, whole=whole, rounding=rounding)
@@ -234,8 +234,8 @@ def _roundings(
     """The FP32 rounding error of the reference as a function of its inputs; None with --rtol, or if it is unknown."""
     if options.rtol is not None:
         return None
-    if subject := right.subject or other.subject:
-        return partial(network_rounding, subject)
+    if source_model := right.source_model or other.source_model:
+        return partial(network_rounding, source_model)
     bare = right.path is not None and right.path.suffix == ".onnx" and low == "fp32"
     return graph_rounding(right.path) if bare and right.path else None
 
@@ -249,7 +249,7 @@ def _run_model(end: ComparedModel, feeds: Mapping[str, Any]) -> Mapping[str, Any
         return end.runner.run(feeds)
     except Exception as error:  # each runtime raises classes of its own
         raise Refused(
-            f"{end.told.name} does not run on {shapes_told(feeds)}: {describe_exception(error)}.",
+            f"{end.told.name} does not run on {shapes_text(feeds)}: {describe_exception(error)}.",
             hint="It takes inputs of these sizes, so the model itself may be damaged: export it again."
             if _takes(end.runner.inputs, feeds)
             else "Both models must take the same inputs. Give inputs with --inputs x.npz.",

@@ -11,7 +11,7 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.files import sha256_of
 from repaconv.graph.onnx_files import external_files, read_graph
 from repaconv.results import ComparedEnd
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.model_opening import open_model
 from repaconv.verification.model_runners import FixedBatch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Session
     from repaconv.engines.targets import Target
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
 
 MODELS = (".onnx", ".ort", ".blob", ".engine", ".plan")
 
@@ -32,13 +32,13 @@ class ComparedModel(NamedTuple):
     Attributes:
         path: Its graph or engine file; None if it runs in torch.
         runner: Runs it.
-        subject: The source model of the run that it belongs to; None if it belongs to none.
+        source_model: The source model of the run that it belongs to; None if it belongs to none.
         told: Its description in the result.
     """
 
     path: Path | None
     runner: FixedBatch
-    subject: Subject | None
+    source_model: SourceModel | None
     told: ComparedEnd
 
 
@@ -70,7 +70,7 @@ def _open_run(folder: Path, device: Target, threads: int) -> ComparedModel:
     if exact:
         plainest = next((each for each in exact if each.target == device.name), exact[0])
         return _open_file(run_folder.onnx_model_of(run, plainest), device, threads)
-    subject = subject_of(run)
+    source_model = source_model_of(run)
     told = ComparedEnd(
         name=f"{folder}, as folded",
         engine="torch",
@@ -78,7 +78,7 @@ def _open_run(folder: Path, device: Target, threads: int) -> ComparedModel:
         sha256=folded.payload.sha256,
         bytes=folded.payload.bytes,
     )
-    return ComparedModel(None, FixedBatch(_TorchRunner(subject, subject.stored), None), subject, told)
+    return ComparedModel(None, FixedBatch(_TorchRunner(source_model, source_model.stored), None), source_model, told)
 
 
 def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
@@ -86,7 +86,7 @@ def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
     found = open_model(path, device, threads=threads, dims={})
     batch = _batch_of(found.session)
     home = next((each for each in path.resolve().parents[:2] if run_folder.Run(each).fold_json.is_file()), None)
-    subject = subject_of(run_folder.Run(home)) if home else None
+    source_model = source_model_of(run_folder.Run(home)) if home else None
     files, parameters, nodes = [path], None, None
     if path.suffix == ".onnx":
         graph = read_graph(path)
@@ -101,7 +101,7 @@ def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
         parameters=parameters,
         nodes=nodes,
     )
-    return ComparedModel(path, FixedBatch(found.session, batch), subject, told)
+    return ComparedModel(path, FixedBatch(found.session, batch), source_model, told)
 
 
 def _batch_of(session: Session) -> int | None:
@@ -128,11 +128,13 @@ def _open_checkpoint(path: Path) -> ComparedModel:
     for fold in sorted(run_folder.OUT.glob("*/fold.json")):
         run = run_folder.Run(fold.parent)
         if sha256 and run_folder.fold_of(run).origin.sha256 == sha256:
-            subject = subject_of(run, path)
+            source_model = source_model_of(run, path)
             told = ComparedEnd(
                 name=f"{path}, as trained", engine="torch", precision="fp32", sha256=sha256, bytes=path.stat().st_size
             )
-            return ComparedModel(None, FixedBatch(_TorchRunner(subject, subject.single()), None), subject, told)
+            return ComparedModel(
+                None, FixedBatch(_TorchRunner(source_model, source_model.single()), None), source_model, told
+            )
     raise UsageProblem(
         f"{path} is not a run folder, an ONNX model or an engine, and no run in {run_folder.OUT}/ was made from it.",
         hint=f"Fold it first: repaconv fold {shlex.quote(str(path))}",
@@ -143,6 +145,6 @@ def _open_checkpoint(path: Path) -> ComparedModel:
 class _TorchRunner:
     """A network in torch with the input ports that it takes."""
 
-    def __init__(self, subject: Subject, form: object) -> None:
-        self.inputs, self.form = subject.inputs, form
+    def __init__(self, source_model: SourceModel, form: object) -> None:
+        self.inputs, self.form = source_model.inputs, form
         self.run = form.run  # type: ignore[attr-defined]

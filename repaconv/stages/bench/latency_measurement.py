@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from repaconv.core import plugins, run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, UsageProblem, first_line
 from repaconv.core.progress import Progress
-from repaconv.engines.contract import shapes_told
+from repaconv.engines.contract import shapes_text
 from repaconv.results import ImageSize, Profile
 from repaconv.sources.source_model import TRAINING
 from repaconv.stages.bench.benchmark_inputs import BenchmarkInputs, choose_benchmark_inputs, memory_per_image
@@ -83,9 +83,9 @@ class Plan(NamedTuple):
 
     def dims(self, batch: int) -> dict[str, int]:
         """Sizes of the dynamic dimensions, by name."""
-        subject = self.known.subject
-        if subject is not None and self.size is None:
-            return subject.free_sizes(batch)
+        source_model = self.known.source_model
+        if source_model is not None and self.size is None:
+            return source_model.free_sizes(batch)
         return {"batch": batch, **({"height": self.size[0], "width": self.size[1]} if self.size else {})}
 
     def batch(self) -> int:
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
         fixed = self.known.fixed_batch if self.protocol.batch is None else self.known.batch_of_network
         if given := self.options.batch or fixed:
             return given
-        if self.known.subject and self.size is None:
+        if self.known.source_model and self.size is None:
             return self.device.bench.batch
         return self.protocol.images(
             self.device.bench.batch, lambda: memory_per_image(self.subjects, self.opened, self.size)
@@ -143,7 +143,7 @@ def _first_run(name: str, session: Session, feeds: Feeds, *, alone: bool) -> Map
         raise
     except Exception as error:
         raise UsageProblem(
-            f"{name} does not run on {shapes_told(feeds)}: {first_line(error)}.",
+            f"{name} does not run on {shapes_text(feeds)}: {first_line(error)}.",
             hint="repaconv fold says what is wrong with a model." if alone else "All models must take the same inputs.",
             code="bench.shape",
         ) from error

@@ -176,7 +176,7 @@ def _artefact(plan: Plan, found: BenchMeasurement) -> BenchArtefact:
     from repaconv.benchmark.latency_statistics import latency
 
     options, measured, calls, models = plan.options, found.measured, found.on.calls, found.measured.loaded
-    first, *others = (subject.name for subject in plan.subjects)
+    first, *others = (source_model.name for source_model in plan.subjects)
     compared = measured.ratio(first, others[0]) if others else None
     agreed = _compare_outputs(plan, found) if others else None
     priority = f"chrt -f 99: {measured.priority_note}" if measured.priority_note else ""
@@ -222,8 +222,8 @@ def _artefact(plan: Plan, found: BenchMeasurement) -> BenchArtefact:
 
 def _network(plan: Plan) -> MeasuredModel:
     """Identity of the measured model: hash and kind of the file that it was made from."""
-    if plan.known.subject is not None:
-        folded = plan.known.subject.folded
+    if plan.known.source_model is not None:
+        folded = plan.known.source_model.folded
         kind = (
             folded.description if isinstance(folded, MethodFold) else folded.called
         )  # how an architecture is named may vary
@@ -243,7 +243,7 @@ def _compare_outputs(plan: Plan, found: BenchMeasurement) -> Link | None:
 
     calls, models = found.on.calls, found.measured.loaded
     alike = len({each.takes_pixels for each in models.values()}) == 1
-    if plan.known.subject is None and not alike:
+    if plan.known.source_model is None and not alike:
         return None
     if calls.gone:
         first, other = models
@@ -282,7 +282,7 @@ def _put(plan: Plan, artefact: BenchArtefact, wrote: list[Path]) -> BenchArtefac
     if plan.place:
         replace_artifact(plan.place, artefact)
         wrote = [*wrote, plan.place]
-    return with_files(artefact, [subject.path for subject in plan.subjects], wrote)
+    return with_files(artefact, [source_model.path for source_model in plan.subjects], wrote)
 
 
 def _profile_drawing(place: Path) -> Path:

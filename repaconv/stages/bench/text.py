@@ -35,9 +35,9 @@ def show_bench(done: BenchArtefact) -> None:
         stdout().print(plain(done.compared + rounds * (is_verbose() and found.conclusive)))
     if done.agreement and done.agreement.metrics:
         link, seen = done.agreement, done.agreement.metrics
-        note = "; ".join(filter(None, [link.note, link.limit_told]))
+        note = "; ".join(filter(None, [link.note, link.limit_text]))
         words = f" ({plain(note)})" if note else ""
-        allowed = link.lossy_told or (f"{link.tolerance.description} is allowed" if link.tolerance else "")
+        allowed = link.lossy_text or (f"{link.tolerance.description} is allowed" if link.tolerance else "")
         limit = f", {plain(allowed)}" if allowed else ""
         on = f" on {plain(link.inputs)}" if link.inputs else ""
         stdout().print(f"outputs: relative error {seen.max_rel_error:.1e}{on}{limit}: {colored(link.verdict)}{words}")
@@ -92,7 +92,7 @@ def roofline(found: Roofline) -> None:
     stdout().print(print_table)
     stdout().print(f"limit: {plain(found.description)}")
     rates = ", ".join(f"{each.gb_s:.0f} GB/s for {each.bytes / 2**20:g} MiB" for each in found.bandwidth)
-    stdout().print(f"[dim]measured here: {plain(found.peaks_told)}; copying {rates}[/]")
+    stdout().print(f"[dim]measured here: {plain(found.peaks_text)}; copying {rates}[/]")
 
 
 # Estimate

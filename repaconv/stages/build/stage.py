@@ -15,8 +15,8 @@ from repaconv.engines.contract import Built, Engine, Order, label, nothing_to_bu
 from repaconv.engines.session_loading import load_session, require_survived
 from repaconv.results import BuildArtefact, ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.results.fold import Batch
-from repaconv.sources.source_model import Subject
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_model import SourceModel
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.build.options import BuildOptions
 from repaconv.stages.shared.common_checks import load_target, made_by, with_files
@@ -227,11 +227,11 @@ def _profile(plan: _Plan) -> dict[str, tuple[Sizes, Sizes, Sizes]]:
     import onnx
 
     graph = onnx.load(plan.source, load_external_data=False)
-    return profile_shapes(graph, subject_of(plan.run), plan.exported.batch, plan.device.bench.batch)
+    return profile_shapes(graph, source_model_of(plan.run), plan.exported.batch, plan.device.bench.batch)
 
 
 def profile_shapes(
-    model: onnx.ModelProto, subject: Subject, batch: Batch, usual: int
+    model: onnx.ModelProto, source_model: SourceModel, batch: Batch, usual: int
 ) -> dict[str, tuple[Sizes, Sizes, Sizes]]:
     """Minimum, optimal and maximum shape of each input with dynamic dimensions, for TensorRT's optimization profile.
 
@@ -239,17 +239,17 @@ def profile_shapes(
 
     Args:
         model: The exported graph.
-        subject: The source model, which knows the usual size of each named dimension.
+        source_model: The source model, which knows the usual size of each named dimension.
         batch: Batch size of the export; a fixed one has no range.
         usual: Batch size of the target.
 
     Raises:
         Refused: If the usual size of a dimension is not known.
     """
-    size = subject.folded.image_size
+    size = source_model.folded.image_size
     sides = dict(zip(("height", "width"), size, strict=True)) if size else {}
     counts = (1, usual, max(usual, LARGEST_BATCH)) if batch == "dynamic" else (batch,) * 3
-    named = [{"batch": count, **sides} if size else subject.free_sizes(count) for count in counts]
+    named = [{"batch": count, **sides} if size else source_model.free_sizes(count) for count in counts]
     found = {}
     for entry in model.graph.input:
         dims = named_dims_of(entry)
@@ -284,37 +284,37 @@ def _engine_links(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
 
     progress("engine against its model", 0, 0)
     folded, exported, precision = plan.folded, plan.exported, plan.options.precision
-    subject, whole = subject_of(plan.run), folded.whole
+    source_model, whole = source_model_of(plan.run), folded.whole
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     batch = None if exported.batch == "dynamic" or whole else int(exported.batch)
-    given = _comparison_inputs(plan, subject, size)
-    scores = scores_output(subject, given)
+    given = _comparison_inputs(plan, source_model, size)
+    scores = scores_output(source_model, given)
     allowed = tolerance(
         "engine",
         precision=precision,
         logits=bool(scores),
-        decides=subject.decides,
+        decides=source_model.decides,
         usual=folded.tolerances,
         reasons=folded.tolerance_reasons,
     )
     after = FixedBatch(load_session(plan.engine, plan.file, plan.given.session(plan.device, precision)), batch)
     before = FixedBatch(load_onnx(plan.source), batch)
-    found = Comparison(plan.file.name, allowed, scores, evaluation=evaluation_of(subject, precision, given.size))
+    found = Comparison(plan.file.name, allowed, scores, evaluation=evaluation_of(source_model, precision, given.size))
     for piece in given.batches(AT_ONCE):
-        feeds, rounding = piece.feeds(before.inputs), network_rounding(subject, piece.feeds(subject.inputs))
+        feeds, rounding = piece.feeds(before.inputs), network_rounding(source_model, piece.feeds(source_model.inputs))
         found.add(after.run(feeds), before.run(feeds), whole=whole, rounding=rounding)
     name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"
     return found.links("engine", f"{name} under ONNX Runtime")
 
 
-def _comparison_inputs(plan: _Plan, subject: Subject, size: ImageSize | None) -> Inputs:
+def _comparison_inputs(plan: _Plan, source_model: SourceModel, size: ImageSize | None) -> Inputs:
     """The images on which a lossy model was evaluated, if they exist and fit the engine; otherwise random images."""
     exported = plan.exported
-    given = evaluation_images(subject, exported, most=MAX_IMAGES) if exported.images else ""
+    given = evaluation_images(source_model, exported, most=MAX_IMAGES) if exported.images else ""
     if isinstance(given, str) or given.size != size or (exported.preprocessing and given.piece(0, 1).pixels is None):
         fixed = exported.batch if isinstance(exported.batch, int) else None
         pixels = plan.folded.preprocessing is not None
-        return choose_inputs(subject, count=PROBES, size=size, pixels=pixels, batch=fixed).together(fixed)
+        return choose_inputs(source_model, count=PROBES, size=size, pixels=pixels, batch=fixed).together(fixed)
     return given
 
 

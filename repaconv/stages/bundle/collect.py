@@ -15,7 +15,7 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, parse_json, read_artefact, sha256_of, sha256_of_bytes, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.bundle.stage import expected_in
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.exports_of_run import exports_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
 
 MOST_UNPACKED_BYTES = 256 * 2**20
 """Most bytes of an unpacked result, which contains text only."""
@@ -124,7 +124,7 @@ def _artefact(
     from repaconv.verification.tolerances import verdict_of
 
     version = trtexec_logs.version_of(_log(found, "build.log")) or str(told.get("version"))
-    links = _engine_links(found, made, bundle, f"{made.target}, TensorRT {version}", subject_of(taken))
+    links = _engine_links(found, made, bundle, f"{made.target}, TensorRT {version}", source_model_of(taken))
     samples = trtexec_logs.compute_ms(_as_json(found, "times.json"))
     layers = _as_json(found, "layers.json") if "layers.json" in found else {"Layers": []}
     rows = trtexec_logs.layer_times(_as_json(found, "profile.json")) if "profile.json" in found else []
@@ -221,7 +221,7 @@ def _bundle_of(taken: run_folder.Run, sha256: str) -> tuple[BundleArtefact, Path
 
 
 def _engine_links(
-    found: dict[str, bytes], made: BundleArtefact, bundle: Path, candidate: str, subject: Subject
+    found: dict[str, bytes], made: BundleArtefact, bundle: Path, candidate: str, source_model: SourceModel
 ) -> tuple[Link, ...]:
     """Compare the engine's outputs with those of the float64 training form, by the tolerance of its precision.
 
@@ -232,7 +232,7 @@ def _engine_links(
 
     described, calls = expected_in(bundle)
     names, shape = [output["name"] for output in described["outputs"]], described["inputs"][0]["shape"]
-    evaluation = evaluation_of(subject, made.precision, size_in(shape))
+    evaluation = evaluation_of(source_model, made.precision, size_in(shape))
     compared = Comparison(candidate, made.tolerance, evaluation=evaluation)
     for at, expected in enumerate(calls):
         tensors = trtexec_logs.outputs(_as_json(found, f"output_{at}.json"))

@@ -19,8 +19,8 @@ from repaconv.core.files import canonical_json, lock_folder, payload_of, sha256_
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import read_graph
 from repaconv.results import BundleArtefact, ExportArtefact, FoldArtefact, Tolerance
-from repaconv.sources.source_model import Subject
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_model import SourceModel
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.shared.common_checks import load_target, made_by, with_files
 from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
@@ -156,7 +156,7 @@ class _Plan(NamedTuple):
     exported: ExportArtefact
     overridden: tuple[str, ...]
     source: Path
-    subject: Subject
+    source_model: SourceModel
     checkpoint: Path
     given: Inputs
     batch: int
@@ -170,8 +170,8 @@ class _Plan(NamedTuple):
 def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> _Plan:
     """Make every check that comes before the network is run."""
     device = _board(options.target)
-    subject = subject_of(taken, options.checkpoint)
-    folded = subject.folded
+    source_model = source_model_of(taken, options.checkpoint)
+    folded = source_model.folded
     tuned = resolve_preset(options, folded)
     precision = tuned.options.precision or _only_precision(taken, folded, device)
     exported, path, variant = export_for(
@@ -190,10 +190,10 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
     out = Path(options.out) if options.out else taken.engine(variant.full, ".tar.gz")
     require_replaceable(slot, "bundle", out)
     batch = _batch(options, exported, device)
-    checkpoint = subject.source  # a missing checkpoint is reported before missing images
-    own = _export_images(options, subject, exported)
+    checkpoint = source_model.source  # a missing checkpoint is reported before missing images
+    own = _export_images(options, source_model, exported)
     given = own or choose_inputs(
-        subject,
+        source_model,
         inputs=options.inputs,
         images=options.images,
         count=options.count,
@@ -210,11 +210,11 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
         exported=exported,
         overridden=overridden,
         source=source,
-        subject=subject,
+        source_model=source_model,
         checkpoint=checkpoint,
         given=given,
         batch=batch,
-        allowed=_tolerance(subject, precision, logits=bool(scores_output(subject, given))),
+        allowed=_tolerance(source_model, precision, logits=bool(scores_output(source_model, given))),
         name=variant.full,
         inside=f"{taken.folder.resolve().name}-{variant.full}",
         path=out,
@@ -222,7 +222,7 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
     )
 
 
-def _export_images(options: BundleOptions, subject: Subject, exported: ExportArtefact) -> Inputs | None:
+def _export_images(options: BundleOptions, source_model: SourceModel, exported: ExportArtefact) -> Inputs | None:
     """The images on which a lossy model was evaluated, if it accepts them; None if it has none or others are given.
 
     Raises:
@@ -230,7 +230,7 @@ def _export_images(options: BundleOptions, subject: Subject, exported: ExportArt
     """
     if exported.images is None or options.inputs or options.images:
         return None
-    found = evaluation_images(subject, exported, most=options.count or MAX_IMAGES)
+    found = evaluation_images(source_model, exported, most=options.count or MAX_IMAGES)
     if isinstance(found, str):
         raise UsageProblem(
             f"{exported.payload.path} cannot be compared on the board: {found}.",
@@ -271,16 +271,16 @@ def _batch(options: BundleOptions, exported: ExportArtefact, device: Target) -> 
     return batch
 
 
-def _tolerance(subject: Subject, precision: str, *, logits: bool) -> Tolerance:
+def _tolerance(source_model: SourceModel, precision: str, *, logits: bool) -> Tolerance:
     from repaconv.verification.tolerances import tolerance
 
     return tolerance(
         "engine",
         precision=precision,
         logits=logits,
-        decides=subject.decides,
-        usual=subject.folded.tolerances,
-        reasons=subject.folded.tolerance_reasons,
+        decides=source_model.decides,
+        usual=source_model.folded.tolerances,
+        reasons=source_model.folded.tolerance_reasons,
     )
 
 
@@ -302,8 +302,8 @@ def _recorded_calls(plan: _Plan, progress: Progress) -> list[Call]:
                 pixels=None if piece.pixels is None else fill_batch(piece.pixels, plan.batch),
             )
         feeds = piece.feeds(ports)
-        right = plan.subject.reference.run(named([port.name for port in plan.subject.inputs], piece.given))
-        outputs = tuple(_as_array(name, right[name]) for name in plan.subject.outputs)
+        right = plan.source_model.reference.run(named([port.name for port in plan.source_model.inputs], piece.given))
+        outputs = tuple(_as_array(name, right[name]) for name in plan.source_model.outputs)
         used = 1 if plan.given.whole else min(plan.batch, plan.given.shape[0] - number * plan.batch)
         found.append(Call(tuple(feeds[port.name] for port in ports), outputs, used))
     return found
@@ -341,7 +341,7 @@ def _content(plan: _Plan, calls: list[Call]) -> dict[str, bytes]:
         ],
         "outputs": [
             {"name": name, "real": array.dtype.kind == "f"}
-            for name, array in zip(plan.subject.outputs, first.outputs, strict=True)
+            for name, array in zip(plan.source_model.outputs, first.outputs, strict=True)
         ],
         "calls": len(calls),
         "whole": plan.given.whole,

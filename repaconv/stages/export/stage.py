@@ -19,8 +19,8 @@ from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
 from repaconv.onnx_export.onnx_simplifiers import TOOLS
 from repaconv.results import ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.rewrites.presets import DEFAULT, NAMED, chosen
-from repaconv.sources.source_model import DEPLOY, GraphSpec, Subject
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_model import DEPLOY, GraphSpec, SourceModel
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.sources.verified_onnx_export import Graph, write_graph
 from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.shared.common_checks import (
@@ -105,7 +105,7 @@ class _Plan(NamedTuple):
     overridden: tuple[str, ...]
     target: Target
     device: Target
-    subject: Subject
+    source_model: SourceModel
     size: ImageSize | None
     free_size: bool
     opset: int
@@ -122,16 +122,16 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
     """Make every check that comes before the network is exported."""
     _require_known(options)
     taken = run_folder.find_run(Path(run) if run else None)
-    subject = subject_of(taken)
-    folded = subject.folded
-    task_of(subject, options.task)  # refuses an unknown one
+    source_model = source_model_of(taken)
+    folded = source_model.folded
+    task_of(source_model, options.task)  # refuses an unknown one
     options = resolve_export_preset(options, folded)
     overridden = run_folder.require_passed_checks(taken, folded, unverified=options.allow_unverified)
     target = load_target(options.target)
     device = target.at_opset(options.opset)
-    written = preset_for(options.preset, subject, device, options.quantizer)
+    written = preset_for(options.preset, source_model, device, options.quantizer)
     require_supported(device, options.precision, written.quantizer)
-    size = _size(options, subject)
+    size = _size(options, source_model)
     free_size = folded.any_image_size and options.image_size is None
     newest = device.newest
     if options.precision == "int8":
@@ -157,7 +157,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
         preprocessing=options.with_preprocessing,
     )
     if options.with_preprocessing:
-        preprocessing_for(subject)
+        preprocessing_for(source_model)
     slot, path = taken.export_json(variant.name), Path(onnx) if onnx else taken.onnx(variant.name)
     require_replaceable(slot, "export", path, path.with_name(f"{path.name}.data"), known=[taken.fold_json])
     return _Plan(
@@ -168,25 +168,25 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
         overridden=overridden,
         target=target,
         device=device,
-        subject=subject,
+        source_model=source_model,
         size=size,
         free_size=free_size,
         opset=opset,
         newest=newest,
         form=written,
         rewrites=form.rewrites,
-        given=_images(options, subject, size, free_size),
+        given=_images(options, source_model, size, free_size),
         variant=variant,
         path=path,
         slot=slot,
     )
 
 
-def _size(options: ExportOptions, subject: Subject) -> ImageSize | None:
+def _size(options: ExportOptions, source_model: SourceModel) -> ImageSize | None:
     """The image size, if the network accepts it; None if the network takes no images."""
-    size = as_image_size(options.image_size) or subject.folded.image_size
+    size = as_image_size(options.image_size) or source_model.folded.image_size
     if size:
-        subject.require_size(*size)
+        source_model.require_size(*size)
     return size
 
 
@@ -212,14 +212,14 @@ def _fp32_patterns(options: ExportOptions) -> tuple[str, ...]:
     return kept
 
 
-def _images(options: ExportOptions, subject: Subject, size: ImageSize | None, free_size: bool) -> Split | None:
+def _images(options: ExportOptions, source_model: SourceModel, size: ImageSize | None, free_size: bool) -> Split | None:
     """The images that calibrate and evaluate a lower precision; None for FP32."""
     if options.precision == "fp32":
         return None
     count = 2 * CALIBRATION_IMAGES if options.preset is None or options.preset in NAMED else None  # as in tune
-    fixed = options.batch or fixed_batch(subject)
+    fixed = options.batch or fixed_batch(source_model)
     given = choose_inputs(
-        subject,
+        source_model,
         inputs=options.inputs,
         images=options.images,
         count=count,
@@ -229,7 +229,7 @@ def _images(options: ExportOptions, subject: Subject, size: ImageSize | None, fr
         by_row=True,
     )
     if given.size and size:
-        subject.require_size(*given.size)
+        source_model.require_size(*given.size)
         if not free_size:
             require_same_size(given, size)
     return Split.of(given, batch=fixed, ranges=options.precision != "bf16")
@@ -248,7 +248,7 @@ def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
         rewrites=plan.rewrites,
         simplifiers=tools if plan.options.simplify else (),
     )
-    return plan.subject.graph(DEPLOY, spec, scratch=scratch, progress=progress)
+    return plan.source_model.graph(DEPLOY, spec, scratch=scratch, progress=progress)
 
 
 def _in_precision(plan: _Plan, graph: Graph, progress: Progress) -> LowPrecisionGraph:
@@ -272,7 +272,7 @@ def _in_precision(plan: _Plan, graph: Graph, progress: Progress) -> LowPrecision
         graph.model,
         precision,
         plan.given,
-        plan.subject,
+        plan.source_model,
         device=plan.device,
         form=form,
         nodes=kept,
@@ -302,7 +302,7 @@ def _finished(plan: _Plan, graph: Graph, typed: LowPrecisionGraph, scratch: Path
     from repaconv.onnx_export.torch_exporter import add_metadata, check
 
     pixels = plan.options.with_preprocessing
-    model = with_preprocessing(typed.model, preprocessing_for(plan.subject)) if pixels else typed.model
+    model = with_preprocessing(typed.model, preprocessing_for(plan.source_model)) if pixels else typed.model
     if plan.options.opset not in (None, opset_of(model)):
         raise Refused(
             f"this network cannot be written in opset {plan.options.opset}: ONNX's converter leaves it in opset "
@@ -360,7 +360,7 @@ def _artefact(
         unquantized_layers=() if precision == "fp32" else unquantized_layers(typed.model, precision),
         calibration=plan.given.told if plan.given else "",
         image_preprocessing=plan.given.given.preprocessing if plan.given else "",
-        scores=scores_note(plan.subject, plan.given.given, plan.options.task) if plan.given else "",
+        scores=scores_note(plan.source_model, plan.given.given, plan.options.task) if plan.given else "",
         images=image_set(plan.given, plan.options.inputs, plan.options.images),
         quantizer=(plan.form.quantizer or QUANTIZERS[0]) if precision == "int8" else "",
         unsupported_ops=plan.device.unsupported_ops,

@@ -24,7 +24,7 @@ from repaconv.onnx_export.float64_exporter import network_to_onnx
 from repaconv.results import ClassScores, Exporting, Fact, Known, Link, NetworkFold
 from repaconv.sources.class_score_outputs import LOGITS, asked_classes, class_scores
 from repaconv.sources.fold_size_reverts import Kept
-from repaconv.sources.graph_fold_record import recorded, taken_by
+from repaconv.sources.graph_fold_record import measured_properties, recorded
 from repaconv.sources.named_architectures import Architecture, Built, built, completed, of_folder
 from repaconv.sources.source_model import TRAINING
 from repaconv.sources.ultralytics_networks import PACKAGE
@@ -35,7 +35,7 @@ from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.tasks.recognition import task_named
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.onnx_model_loading import Folded, folded, left_alone
+from repaconv.verification.onnx_model_loading import Folded, folded, parts_not_folded
 
 if TYPE_CHECKING:
     import onnx
@@ -240,8 +240,8 @@ def fold_network_by(
     progress("fold", 0, 0)
     given, kept, links = _kept_fold(plan, exported, progress)
     links = (link, *links)
-    taken = taken_by(plan.found.path, given, kept.graph)
-    left = (*kept.reverts.messages, *left_alone(kept.graph.model))
+    taken = measured_properties(plan.found.path, given, kept.graph)
+    left = (*kept.reverts.messages, *parts_not_folded(kept.graph.model))
     record = recorded(given, kept.graph, kept.changes, links, taken, left)
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
     with lock_folder(plan.run.folder):

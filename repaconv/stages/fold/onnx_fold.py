@@ -16,15 +16,15 @@ from repaconv.core.files import lock_folder, payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.graph_without_weights import write_model
 from repaconv.graph.onnx_files import opset_of
-from repaconv.method_api.preprocessing import Images, Sized, Told, images_by
+from repaconv.method_api.preprocessing import FoundPreprocessing, Images, Sized, images_by
 from repaconv.method_api.settings import Knobs
 from repaconv.onnx_export.torch_exporter import operators_of
 from repaconv.results import GraphFold, ImageSize, Link, Origin
 from repaconv.rewrites.presets import DEFAULT, OFFICIAL
 from repaconv.sources.class_score_outputs import asked_classes, class_scores
 from repaconv.sources.fold_size_reverts import Kept
-from repaconv.sources.graph_fold_record import Taken, recorded, taken_by
-from repaconv.sources.onnx_source import Raised, to_oldest
+from repaconv.sources.graph_fold_record import GraphProperties, measured_properties, recorded
+from repaconv.sources.onnx_source import UpgradedGraph, with_supported_opset
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.rounding_reverts import compared_with_reverts
 from repaconv.stages.fold.speed_reverts import fold_with_reverts
@@ -33,8 +33,8 @@ from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.stages.shared.preset_choice import GraphPreset, choose_preset, require_known_preset
 from repaconv.tasks.recognition import task_named
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.folded_graph_verification import proved
-from repaconv.verification.onnx_model_loading import folded, inputs_of, left_alone, loaded
+from repaconv.verification.folded_graph_verification import verification_links
+from repaconv.verification.onnx_model_loading import folded, inputs_of, loaded, parts_not_folded
 
 if TYPE_CHECKING:
     import onnx
@@ -64,11 +64,11 @@ def fold_onnx_by(options: FoldOptions, path: str | Path, *, progress: Progress =
     plan = _plan(options, Path(path))
     progress("fold", 0, 0)
     given = Evaluated(plan.model, plan.sample)
-    raised = to_oldest(given)
+    raised = with_supported_opset(given)
     refold = partial(folded, plan.source, raised.graph.model)
     again = partial(fold_with_reverts, given, raised.graph, refold, measured=options.measure, progress=progress)
     kept = again()
-    raised = raised.proved(plan.source, given) if kept.changes else raised
+    raised = raised.verified(plan.source, given) if kept.changes else raised
     kept = Kept(given, ()) if raised.left else kept
     links: tuple[Link, ...] = ()
     if kept.changes:
@@ -76,7 +76,7 @@ def fold_onnx_by(options: FoldOptions, path: str | Path, *, progress: Progress =
         kept, links = compared_with_reverts(plan.source, kept, given, raised.graph, refold, again)
     links = (*raised.links, *links) if kept.changes else _unchanged_links(plan, given)
     progress("compare in float64", 0, 0)
-    taken = taken_by(plan.source, given, kept.graph)
+    taken = measured_properties(plan.source, given, kept.graph)
     with lock_folder(plan.run.folder):
         target = plan.run.folder / plan.payload
         write_payload(target, partial(write_model, kept.graph.model))
@@ -166,7 +166,7 @@ def _images_and_classes(settings: Mapping[str, str], usual: Sized) -> tuple[Imag
         UsageProblem: If there is no such setting, or its value does not parse.
     """
     knobs = Knobs(settings)
-    images, classes = images_by(Told("", {}, []), knobs, usual), asked_classes(knobs)
+    images, classes = images_by(FoundPreprocessing("", {}, []), knobs, usual), asked_classes(knobs)
     knobs.done()
     return images, classes
 
@@ -183,7 +183,7 @@ def _fixed(size: ImageSize) -> Sized:
     return Sized(size, "the graph, which takes no other", fixed=True)
 
 
-def _images(plan: _Plan, taken: Taken) -> tuple[Images | None, int | None]:
+def _images(plan: _Plan, taken: GraphProperties) -> tuple[Images | None, int | None]:
     """Preprocessing and number of classes, for the image size that the graph was found to accept.
 
     The preprocessing is None if the graph takes no images.
@@ -205,7 +205,7 @@ def _unchanged_links(plan: _Plan, given: Evaluated) -> tuple[Link, ...]:
     written = Evaluated(given.model, given.sample)
     for few in (True, False):
         try:
-            links = proved(plan.source, given, written, few=few)
+            links = verification_links(plan.source, given, written, few=few)
         except Refused:
             links = ()
         if links and all(link.verdict == "passed" for link in links):
@@ -214,12 +214,12 @@ def _unchanged_links(plan: _Plan, given: Evaluated) -> tuple[Link, ...]:
 
 
 def _artefact(
-    plan: _Plan, taken: Taken, given: Evaluated, raised: Raised, kept: Kept, links: tuple[Link, ...]
+    plan: _Plan, taken: GraphProperties, given: Evaluated, raised: UpgradedGraph, kept: Kept, links: tuple[Link, ...]
 ) -> GraphFold:
     """The result: what was folded, and the costs before and after."""
     beside = [payload_of(plan.copied, plan.run.folder)] if plan.copied else []
     images, classes = _images(plan, taken)
-    left = (*raised.left, *kept.reverts.messages, *left_alone(kept.graph.model))
+    left = (*raised.left, *kept.reverts.messages, *parts_not_folded(kept.graph.model))
     record = recorded(raised.graph, kept.graph if kept.changes else raised.graph, kept.changes, links, taken, left)
     record["nodes"] = len(given.model.graph.node), len(kept.graph.model.graph.node)  # not the converter's nodes
     record["operators"] = operators_of(kept.graph.model)

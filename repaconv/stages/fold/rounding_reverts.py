@@ -19,7 +19,7 @@ from repaconv.rewrites.fold.fold_barriers import PREFIX
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, Refold, Reverts, refold_without, revert_harmful
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.folded_graph_verification import not_equal, proved, rounds_worse
+from repaconv.verification.folded_graph_verification import not_equal, rounds_worse, verification_links
 from repaconv.verification.numerical_cancellation import small_values
 from repaconv.verification.rounding import MEASURED_TIMES
 
@@ -89,7 +89,7 @@ def compared_with_reverts(
 
 def _compared(source: Path, fold: Kept, given: Evaluated) -> tuple[Link, ...]:
     """The comparison of a fold; empty if no change remains."""
-    links = proved(source, given, fold.graph, reverted=fold.reverts.names) if fold.changes else ()
+    links = verification_links(source, given, fold.graph, reverted=fold.reverts.names) if fold.changes else ()
     if not _passes(links) and not rounds_worse(links):
         raise not_equal(source, links)
     return links

@@ -24,7 +24,7 @@ def show_fold(done: MethodFold | GraphFold) -> None:
 
 def _images(done: MethodFold | GraphFold) -> None:
     """Print the image size, the preprocessing and the output that gives classes, with the source of each."""
-    from repaconv.verification.image_files import told_of
+    from repaconv.verification.image_files import preprocessing_text
 
     if done.image_size is None:
         return
@@ -33,7 +33,7 @@ def _images(done: MethodFold | GraphFold) -> None:
     by = f"[yellow]assumed[/]: {plain(fact.source)}; --set image_size=N" if fact and fact.assumed else plain(by)
     stdout().print(f"image size: {size_text(done.image_size)} pixels ({by})")
     if done.preprocessing:
-        stdout().print(f"images: {plain(told_of(done.preprocessing, done.image_size))}")
+        stdout().print(f"images: {plain(preprocessing_text(done.preprocessing, done.image_size))}")
     else:
         why = next((f"{fact.source} says {fact.against}" for fact in done.facts if fact.name == "preprocessing"), "")
         why = why or "preprocessing unknown"

@@ -46,16 +46,16 @@ def link_sentence(link: Link) -> str:
     if link.metrics and link.tolerance:
         words.append(f"max rel {link.metrics.max_rel_error:.1e} on {link.metrics.images} images")
         exact = link.tolerance.kind == "exact"
-        words.append(f"{link.tolerance.description} is allowed" if exact else f"lossy: {link.lossy_told}")
+        words.append(f"{link.tolerance.description} is allowed" if exact else f"lossy: {link.lossy_text}")
         if exact and link.metrics.top1_agreement is not None:
             words.append(f"top-1 agreement {link.metrics.top1_agreement:.1%}")
     if link.task:
-        words.append(f"{link.task.task} on {link.task.images} images: lossy: {link.lossy_told}")
+        words.append(f"{link.task.task} on {link.task.images} images: lossy: {link.lossy_text}")
         if found := link.task.accuracy:
             words.append(f"{found.metric} {found.reference:.2%} -> {found.candidate:.2%}")
     if link.accuracy:
         words.append(f"accuracy {link.accuracy.reference:.2%} -> {link.accuracy.candidate:.2%}")
-    words += filter(None, [link.note, link.limit_told])
+    words += filter(None, [link.note, link.limit_text])
     return "; ".join(words)
 
 

@@ -420,7 +420,7 @@ class Journal:
 Did = Literal["ran", "up to date", "stopped", "skipped", "would run", "removed", "would be removed"]
 
 
-class StepTurn(NamedTuple):
+class UpcomingStep(NamedTuple):
     """A step that is about to run or to be skipped.
 
     ``why`` is empty if it is up to date. ``left_s`` is how long the remaining steps may take, in seconds, by their last
@@ -452,7 +452,7 @@ class StepOutcome(NamedTuple):
 def execute_steps(
     steps: Sequence[Step],
     journal: Journal,
-    do: Callable[[StepTurn], StepOutputs | None],
+    do: Callable[[UpcomingStep], StepOutputs | None],
     *,
     again: bool = False,
     others: Iterable[str] = (),
@@ -475,7 +475,7 @@ def execute_steps(
             continue
         why = journal.why(step) or ("rerun requested" if again else "")
         made_of, begun = journal.made_of(step), time.monotonic()
-        made = do(StepTurn(step, why, number, len(steps), pace.left(step)))
+        made = do(UpcomingStep(step, why, number, len(steps), pace.left(step)))
         if why and made is not None:
             _record_step(journal, step, made_of, made, time.monotonic() - begun)
         undone |= {step.name} if made is None else set()

@@ -40,7 +40,7 @@ from repaconv.stages.recipe.plan import (
     Planned,
     StepOutcome,
     StepOutputs,
-    StepTurn,
+    UpcomingStep,
     execute_steps,
     planned,
     preview,
@@ -147,7 +147,7 @@ class RecipeExecution:
         self.page = str(page_files[0]) if page_files else ""
 
     def _do(
-        self, placed: LocatedRecipe, stages: dict[str, Planned], journal: Journal, turn: StepTurn
+        self, placed: LocatedRecipe, stages: dict[str, Planned], journal: Journal, turn: UpcomingStep
     ) -> StepOutputs | None:
         each, since = stages[turn.step.name], len(self.judge.checks)
         self.progress(_headline(turn), 0, 0)
@@ -198,7 +198,7 @@ class RecipeExecution:
         return None
 
 
-def _headline(turn: StepTurn) -> str:
+def _headline(turn: UpcomingStep) -> str:
     """The step's number, name and reason, and the remaining time if all remaining steps ran here before."""
     left = "" if turn.left_s is None else f"; about {turn.left_s:.0f} s left, going by the last run"
     does = f"runs ({turn.why}){left}" if turn.why else "is up to date"

@@ -81,7 +81,7 @@ def size(value: Any) -> str:
 
 def allowed(link: Link) -> str:
     """The tolerance of a link in words; for a lossy link, with what was measured."""
-    return link.lossy_told or ("" if link.tolerance is None else link.tolerance.description)
+    return link.lossy_text or ("" if link.tolerance is None else link.tolerance.description)
 
 
 def plain(value: Any) -> str:

@@ -16,7 +16,7 @@ from repaconv.results import Link, NetworkFold, SaveArtefact
 from repaconv.sources.named_architectures import Architecture
 from repaconv.sources.optional_packages import package
 from repaconv.sources.source_model import TRAINING
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.report.page_rendering import card
 from repaconv.stages.report.stage import gather
 from repaconv.stages.save.options import SaveOptions
@@ -27,7 +27,7 @@ from repaconv.verification.tolerances import verdict_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
 
 LIBRARIES = ("timm", "transformers")
 FILES = ("model.safetensors", "config.json", "preprocessor_config.json", "README.md")
@@ -40,7 +40,7 @@ LABELS = ("label_names", "label_descriptions")
 class _Plan(NamedTuple):
     """The options resolved for one run: the network, its architecture, and the folder to write."""
 
-    subject: Subject
+    source_model: SourceModel
     arch: Architecture
     run: run_folder.Run
     folder: Path
@@ -66,7 +66,7 @@ def save_by(options: SaveOptions, run: str | Path | None = None, *, progress: Pr
     """
     plan = _plan(options, run)
     progress("fold", 0, 0)
-    given = plan.subject.network(TRAINING).module
+    given = plan.source_model.network(TRAINING).module
     module, exact = _folded_module(plan, given)
     progress("save", 0, 0)
     with lock_folder(plan.run.folder), scratch_folder(plan.run.folder) as work:
@@ -105,8 +105,8 @@ save = by_name(save_by, SaveOptions)
 def _plan(options: SaveOptions, run: str | Path | None) -> _Plan:
     """Make every check that comes before anything is run."""
     taken = run_folder.find_run(Path(run) if run else None)
-    subject = subject_of(taken)
-    folded = subject.folded
+    source_model = source_model_of(taken)
+    folded = source_model.folded
     arch = Architecture(folded.arch, folded.config) if isinstance(folded, NetworkFold) else Architecture("", {})
     if arch.library not in LIBRARIES:
         raise Refused(
@@ -121,7 +121,7 @@ def _plan(options: SaveOptions, run: str | Path | None) -> _Plan:
     overridden = run_folder.require_passed_checks(taken, folded, unverified=options.allow_unverified)
     folder = Path(options.out) if options.out else taken.folder / arch.library
     require_replaceable(folder / RESULT_FILE, "save", *(folder / name for name in FILES))
-    return _Plan(subject, arch, taken, folder, options.words(), overridden)
+    return _Plan(source_model, arch, taken, folder, options.words(), overridden)
 
 
 def _folded_module(plan: _Plan, given: nn.Module) -> tuple[nn.Module, Link]:
@@ -135,7 +135,7 @@ def _folded_module(plan: _Plan, given: nn.Module) -> tuple[nn.Module, Link]:
 
     before = copy.deepcopy(given).double()
     folded, steps = fold_parts(before, "auto", _example(plan))
-    if len(steps) == 1 and plan.subject.folded.applied:
+    if len(steps) == 1 and plan.source_model.folded.applied:
         raise no_place_error("nothing of what its graph folds can be folded in the module")
     module = copy.deepcopy(before)
     module.load_state_dict(standard_state_dict(folded, module), strict=True)
@@ -149,7 +149,7 @@ def _example(plan: _Plan) -> Any:
     """Two random images, as the module's arguments."""
     import torch
 
-    feeds = next(plan.subject.drawn(2, 0).batches()).given
+    feeds = next(plan.source_model.random_inputs(2, 0).batches()).given
     return tuple(torch.from_numpy(array).double() for array in feeds.values())
 
 
@@ -159,11 +159,11 @@ def _link(plan: _Plan, module: nn.Module, kind: str, called: str) -> Link:
     from repaconv.verification.model_runners import TorchRunner
     from repaconv.verification.tolerances import tolerance
 
-    names = tuple(port.name for port in plan.subject.inputs)
-    runner = TorchRunner(module, module.state_dict(), double=True, inputs=names, outputs=plan.subject.outputs)
-    found = Comparison(called, tolerance(kind, usual=plan.subject.folded.tolerances))
-    for batch in plan.subject.drawn(4, 1).batches():
-        found.add(runner.run(batch.given), plan.subject.reference.run(batch.given))
+    names = tuple(port.name for port in plan.source_model.inputs)
+    runner = TorchRunner(module, module.state_dict(), double=True, inputs=names, outputs=plan.source_model.outputs)
+    found = Comparison(called, tolerance(kind, usual=plan.source_model.folded.tolerances))
+    for batch in plan.source_model.random_inputs(4, 1).batches():
+        found.add(runner.run(batch.given), plan.source_model.reference.run(batch.given))
     return joined(found.links(kind, f"{TRAINING}, float64"))
 
 
@@ -174,7 +174,7 @@ def _write(plan: _Plan, module: nn.Module, folder: Path) -> None:
     if plan.arch.library == "transformers":
         saver: Any = module
         saver.save_pretrained(str(folder))
-        source = plan.subject.source.parent / FILES[2]
+        source = plan.source_model.source.parent / FILES[2]
         if source.is_file() and plan.arch.config:
             shutil.copyfile(source, folder / source.name)
         return
@@ -188,7 +188,7 @@ def _write(plan: _Plan, module: nn.Module, folder: Path) -> None:
 
 def _images(plan: _Plan) -> dict[str, Any]:
     """Mean and standard deviation under timm's names, if the run knows them."""
-    images = plan.subject.folded.preprocessing
+    images = plan.source_model.folded.preprocessing
     if images is None:
         return {}
     return {name: [round(value / 255, 9) for value in getattr(images, name)] for name in ("mean", "std")}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.core.files import canonical_json, sha256_of, sha256_of_bytes
 from repaconv.results import ExportArtefact, ImageSet, Link
-from repaconv.sources.source_model import Subject
+from repaconv.sources.source_model import SourceModel
 from repaconv.stages.shared.input_selection import Split, choose_inputs
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ def image_set(split: Split | None, inputs: str | Path | None, images: str | Path
     return ImageSet(path=str(path), sha256=_sha256(path, count), count=count, calibration=tuple(split.calibration))
 
 
-def evaluation_images(subject: Subject, exported: ExportArtefact, *, most: int | None = None) -> Inputs | str:
+def evaluation_images(source_model: SourceModel, exported: ExportArtefact, *, most: int | None = None) -> Inputs | str:
     """The images of an export that did not calibrate it; or the reason as text why they cannot be read again.
 
     Args:
-        subject: The source model, which determines inputs and preprocessing.
+        source_model: The source model, which determines inputs and preprocessing.
         exported: The export.
         most: Largest number of images, evenly spread.
     """
@@ -52,7 +52,7 @@ def evaluation_images(subject: Subject, exported: ExportArtefact, *, most: int |
     folder = path.is_dir()
     size = exported.image_size if isinstance(exported.image_size, tuple) else None
     given = choose_inputs(
-        subject,
+        source_model,
         inputs=None if folder else path,
         images=path if folder else None,
         count=known.count if folder else None,

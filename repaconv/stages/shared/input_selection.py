@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from repaconv.engines.contract import Feeds
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
     from repaconv.verification.input_batches import Batch, Inputs
 
 CALIBRATION_IMAGES = 32
@@ -24,7 +24,7 @@ NOTHING = "nothing tells how this network's images are made"
 
 
 def choose_inputs(
-    subject: Subject,
+    source_model: SourceModel,
     *,
     inputs: str | Path | None = None,
     images: str | Path | None = None,
@@ -39,7 +39,7 @@ def choose_inputs(
     """The inputs for a run's network: images, or batches of other inputs.
 
     Args:
-        subject: The source model, which determines inputs and preprocessing.
+        source_model: The source model, which determines inputs and preprocessing.
         inputs: An .npz file.
         images: An image folder.
         classes: A file with one class name per line, for a folder.
@@ -59,44 +59,44 @@ def choose_inputs(
 
     if inputs and images:
         raise UsageProblem("both --inputs and --images were given.", hint="Give one of them.", code="usage.inputs")
-    number, size = count or input_batches.RANDOM_IMAGES, size or subject.folded.image_size
+    number, size = count or input_batches.RANDOM_IMAGES, size or source_model.folded.image_size
     if size is None:
-        _require_no_images(subject, images or pixels)
+        _require_no_images(source_model, images or pixels)
         if inputs:
             apart = by_row and batch in (None, 1)
-            given = input_batches.npz_calls(Path(inputs), subject.inputs, subject.outputs, by_row=apart)
-            if why_not := other_batch(given, subject, batch):
+            given = input_batches.npz_calls(Path(inputs), source_model.inputs, source_model.outputs, by_row=apart)
+            if why_not := other_batch(given, source_model, batch):
                 raise UsageProblem(
                     f"{inputs}: {why_not}.", hint="Leave --batch out, or give such inputs.", code="inputs.shape"
                 )
             return given
-        return subject.drawn(number, seed, batch=batch)
+        return source_model.random_inputs(number, seed, batch=batch)
     if inputs:
         given = input_batches.npz_inputs(
-            Path(inputs), _channels(subject), subject.scores.classes if subject.scores else 0
+            Path(inputs), _channels(source_model), source_model.scores.classes if source_model.scores else 0
         )
     elif images:
-        given = _of_folder(subject, Path(images), Path(classes) if classes else None, count, size)
+        given = _of_folder(source_model, Path(images), Path(classes) if classes else None, count, size)
     elif pixels:
-        shape = (_channels(subject), *size)
-        given = input_batches.random_pixels(shape, preprocessing_for(subject, size), count=number, seed=seed)
+        shape = (_channels(source_model), *size)
+        given = input_batches.random_pixels(shape, preprocessing_for(source_model, size), count=number, seed=seed)
     else:
-        given = subject.drawn(number, seed, size)
-    if given.labeled and subject.scores and subject.scores.assumed:
+        given = source_model.random_inputs(number, seed, size)
+    if given.labeled and source_model.scores and source_model.scores.assumed:
         given = replace(
-            given, labels=f"{given.labels}; {taken_as_scores(subject.scores, 'its shape and these labels')}"
+            given, labels=f"{given.labels}; {taken_as_scores(source_model.scores, 'its shape and these labels')}"
         )
-    return replace(given, whole=subject.folded.whole)
+    return replace(given, whole=source_model.folded.whole)
 
 
-def other_batch(given: Inputs, subject: Subject, batch: int | None) -> str:
+def other_batch(given: Inputs, source_model: SourceModel, batch: int | None) -> str:
     """Why a graph with a fixed batch size cannot take these inputs of no images; empty if it can."""
     if batch is None or given.size is not None:
         return ""
-    first = next((port for port in subject.inputs if port.shape), None)
+    first = next((port for port in source_model.inputs if port.shape), None)
     if first is None or isinstance(first.shape[0], int):
         return ""
-    has = len(given.piece(0, 1).feeds(subject.inputs)[first.name])
+    has = len(given.piece(0, 1).feeds(source_model.inputs)[first.name])
     return "" if has == batch else f"the graph takes a batch of {batch} only, and {first.name} has {has} rows"
 
 
@@ -108,22 +108,22 @@ def taken_as_scores(scores: ClassScores, by: str) -> str:
     )
 
 
-def scores_output(subject: Subject, given: Inputs, task: str | None = None) -> str:
+def scores_output(source_model: SourceModel, given: Inputs, task: str | None = None) -> str:
     """Name of the output with class scores; empty if there is none, or it is not known to be one.
 
     An output known by its shape only counts as class scores if the images have labels, or if ``task`` (the option of
     this command or of `fold`) is ``classify``. Any other task has none.
     """
-    scores = subject.scores
-    if named := task or subject.folded.task:
+    scores = source_model.scores
+    if named := task or source_model.folded.task:
         return scores.output if scores and named == "classify" else ""
     return scores.output if scores and (given.labeled or not scores.assumed) else ""
 
 
-def scores_note(subject: Subject, given: Inputs, task: str | None = None) -> str:
+def scores_note(source_model: SourceModel, given: Inputs, task: str | None = None) -> str:
     """What was assumed about labels and class scores in a lossy comparison, in words."""
-    scores, told = subject.scores, [given.labels] if given.labels else []
-    if scores and not (task or subject.folded.task or scores_output(subject, given)):
+    scores, told = source_model.scores, [given.labels] if given.labels else []
+    if scores and not (task or source_model.folded.task or scores_output(source_model, given)):
         told.append(
             f"the output {scores.told} is compared as numbers, not as the scores of {scores.classes} classes: only its "
             f"shape says so (if it is: fold --set classes={scores.classes})"
@@ -131,28 +131,30 @@ def scores_note(subject: Subject, given: Inputs, task: str | None = None) -> str
     return "; ".join(told)
 
 
-def _of_folder(subject: Subject, folder: Path, classes: Path | None, limit: int | None, size: ImageSize) -> Inputs:
+def _of_folder(
+    source_model: SourceModel, folder: Path, classes: Path | None, limit: int | None, size: ImageSize
+) -> Inputs:
     from repaconv.verification.input_batches import image_inputs
 
     return image_inputs(
         folder,
-        preprocessing_for(subject, size),
+        preprocessing_for(source_model, size),
         size=size,
-        channels=_channels(subject),
-        classes=subject.scores.classes if subject.scores else 0,
+        channels=_channels(source_model),
+        classes=source_model.scores.classes if source_model.scores else 0,
         class_names=classes,
         limit=limit,
     )
 
 
-def _channels(subject: Subject) -> int:
-    return int(subject.inputs[0].shape[1] or 0)
+def _channels(source_model: SourceModel) -> int:
+    return int(source_model.inputs[0].shape[1] or 0)
 
 
-def _require_no_images(subject: Subject, asked: Any) -> None:
+def _require_no_images(source_model: SourceModel, asked: Any) -> None:
     """Refuse images for a network that takes other inputs."""
     if asked:
-        takes = ", ".join(f"{port.name} {list(port.shape)} {port.dtype}" for port in subject.inputs)
+        takes = ", ".join(f"{port.name} {list(port.shape)} {port.dtype}" for port in source_model.inputs)
         raise UsageProblem(
             f"this network takes no images [N, C, H, W]: {takes}.",
             hint="Give its inputs by name with --inputs FILE.npz, or nothing: they are drawn.",
@@ -160,7 +162,7 @@ def _require_no_images(subject: Subject, asked: Any) -> None:
         )
 
 
-def preprocessing_for(subject: Subject, size: ImageSize | None = None) -> Preprocessing:
+def preprocessing_for(source_model: SourceModel, size: ImageSize | None = None) -> Preprocessing:
     """The network's preprocessing, for another image size if one is given.
 
     Raises:
@@ -168,10 +170,11 @@ def preprocessing_for(subject: Subject, size: ImageSize | None = None) -> Prepro
     """
     from repaconv.method_api.preprocessing import at_size
 
-    wanted, channels = subject.folded.preprocessing, _channels(subject)
+    wanted, channels = source_model.folded.preprocessing, _channels(source_model)
     if wanted is None:
         why = [
-            f"{fact.source} says what is not done here ({fact.against})" for fact in _unsupported_preprocessing(subject)
+            f"{fact.source} says what is not done here ({fact.against})"
+            for fact in _unsupported_preprocessing(source_model)
         ]
         raise UsageProblem(
             f"{(why or [NOTHING])[0]}.",
@@ -187,15 +190,15 @@ def preprocessing_for(subject: Subject, size: ImageSize | None = None) -> Prepro
     return at_size(wanted, size or wanted.image_size)
 
 
-def _unsupported_preprocessing(subject: Subject) -> list[Fact]:
+def _unsupported_preprocessing(source_model: SourceModel) -> list[Fact]:
     from repaconv.method_api.preprocessing import PREPROCESSING
 
-    return [fact for fact in subject.folded.facts if fact.name == PREPROCESSING]
+    return [fact for fact in source_model.folded.facts if fact.name == PREPROCESSING]
 
 
-def fixed_batch(subject: Subject) -> int | None:
+def fixed_batch(source_model: SourceModel) -> int | None:
     """The batch size of a network that takes no other; else None."""
-    return subject.folded.batch if isinstance(subject.folded.batch, int) else None
+    return source_model.folded.batch if isinstance(source_model.folded.batch, int) else None
 
 
 class Split(NamedTuple):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds, Session
     from repaconv.engines.targets import Target
     from repaconv.onnx_export.fp16_and_int8 import Int8
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
     from repaconv.stages.shared.preset_choice import GraphPreset
 
 
@@ -123,7 +123,7 @@ def lower_and_compare(
     model: onnx_package.ModelProto,
     precision: str,
     given: Split,
-    subject: Subject,
+    source_model: SourceModel,
     *,
     device: Target,
     form: GraphPreset,
@@ -137,7 +137,7 @@ def lower_and_compare(
         model: The float32 graph.
         precision: The lower precision.
         given: The images.
-        subject: The source model.
+        source_model: The source model.
         device: The target.
         form: The INT8 quantizer, and the modules that INT8 keeps in FP32.
         nodes: Names of nodes that stay in FP32 in any precision.
@@ -154,14 +154,14 @@ def lower_and_compare(
     typed, kept = to_precision(
         model, precision, calibration, device, quantizer=form.quantizer, modules=form.fp32_modules, nodes=nodes
     )
-    scores = scores_output(subject, given.given, task)
-    allowed = tolerance(precision, logits=bool(scores), decides=subject.decides)
+    scores = scores_output(source_model, given.given, task)
+    allowed = tolerance(precision, logits=bool(scores), decides=source_model.decides)
     runs_here, load = runnable(typed, precision), loader_for(device.architecture, precision)
     batch = None if given.whole else given.batch
     before = FixedBatch(load_onnx(model), batch)
     after = FixedBatch(load(runs_here.SerializeToString()), batch)
     progress(f"{precision} against float32", 0, 0)
-    evaluation = evaluation_of(subject, precision, given.given.size, task)
+    evaluation = evaluation_of(source_model, precision, given.given.size, task)
     found = Comparison(f"ONNX, {precision}", allowed, scores, evaluation=evaluation)
     for images in given.test_batches():
         outputs = after.run(images.given), before.run(images.given)
@@ -171,7 +171,7 @@ def lower_and_compare(
     # a broken layer is already wrong on a calibration image; on others, values beyond the range would look like one
     first = calibration[0] if calibration else next(given.test_batches()).given
     first = {name: fill_batch(array, batch) for name, array in first.items()}
-    where = locate(right, wrong, first, allowed=None, decides=subject.decides)
+    where = locate(right, wrong, first, allowed=None, decides=source_model.decides)
     return LowPrecisionGraph(typed, tuple(broken(link, where) for link in links), kept)
 
 

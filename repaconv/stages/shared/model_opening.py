@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core import plugins, run_folder
 from repaconv.graph.onnx_files import metadata_of, read_graph
 from repaconv.results import Link
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.engine_files import build_of, engine_of, open_engine
 from repaconv.stages.shared.task_choice import evaluation_of, size_in
 from repaconv.verification.float64_agreement import graph_rounding
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Network, Order, Session, SessionSpec
     from repaconv.engines.targets import Target
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
     from repaconv.verification.input_batches import Batch
 
 MIN_COMPARED_IMAGES = 8
@@ -152,19 +152,19 @@ def compare_outputs(
     from repaconv.verification.model_runners import named
     from repaconv.verification.tolerances import tolerance
 
-    subject, other = models
-    names = list(outputs[0][subject])
+    source_model, other = models
+    names = list(outputs[0][source_model])
     if len(names) != len(outputs[0][other]):
         return None
-    outputs = [{subject: each[subject], other: named(names, each[other])} for each in outputs]
-    if not _same_shapes(outputs[0][subject], outputs[0][other]):
+    outputs = [{source_model: each[source_model], other: named(names, each[other])} for each in outputs]
+    if not _same_shapes(outputs[0][source_model], outputs[0][other]):
         return None
     low = coarser([each.precision for each in models.values()])
     link = "agreement" if low == "fp32" else low
-    backwards = low == models[other].precision != models[subject].precision
-    reference, candidate = (subject, other) if backwards else (other, subject)
-    network = subject_of(run) if run else None
-    whole = network.folded.whole if network else not _by_image(outputs[0][subject].values())
+    backwards = low == models[other].precision != models[source_model].precision
+    reference, candidate = (source_model, other) if backwards else (other, source_model)
+    network = source_model_of(run) if run else None
+    whole = network.folded.whole if network else not _by_image(outputs[0][source_model].values())
     usual: dict[str, Any] = {}
     if network:
         has = network.folded
@@ -184,7 +184,7 @@ def compare_outputs(
     return joined_with_task(compared.links("agreement", reference))
 
 
-def _undecided(network: Subject | None, call: Batch) -> NDArray[np.bool_] | None:
+def _undecided(network: SourceModel | None, call: Batch) -> NDArray[np.bool_] | None:
     """For networks that make decisions: the images in which rounding could change one."""
     if network is None or not network.decides:
         return None

@@ -22,7 +22,7 @@ from repaconv.stages.shared.option_dataclasses import AnyOptions
 if TYPE_CHECKING:
     from repaconv.engines.contract import Network, Session, SessionSpec
     from repaconv.engines.targets import Target
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
 
 
 # The preset by name, by a cached result of `tune`, or by its file
@@ -121,7 +121,7 @@ def _read_tuned(path: Path, shapes: str) -> TuneArtefact:
     return tuned
 
 
-def preset_for(asked: str | None, subject: Subject, device: Target, quantizer: str | None) -> GraphPreset:
+def preset_for(asked: str | None, source_model: SourceModel, device: Target, quantizer: str | None) -> GraphPreset:
     """The preset that is asked for, else the one recorded by the fold; and the INT8 quantizer.
 
     The quantizer is the one that is asked for, else the preset's if the target supports it.
@@ -130,11 +130,11 @@ def preset_for(asked: str | None, subject: Subject, device: Target, quantizer: s
         UsageProblem: See `choose_preset`.
         Refused: See `choose_preset`.
     """
-    folded = subject.folded
+    folded = source_model.folded
     if asked is None:
         found = GraphPreset(folded.preset, folded.rewrites, folded.fp32_modules, folded.quantizer)
     else:
-        found = choose_preset(asked, subject.official if asked == OFFICIAL else (), shapes_sha256(folded.shapes))
+        found = choose_preset(asked, source_model.official if asked == OFFICIAL else (), shapes_sha256(folded.shapes))
     own = found.quantizer if found.quantizer in device.quantizers else ""
     return found._replace(quantizer=quantizer or own)
 

@@ -32,7 +32,7 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
         error, *_ = _numbers_of(link)
         exact = link.tolerance is None or link.tolerance.kind == "exact"
         told = link.tolerance.description if link.tolerance else ""
-        notes = [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_told, link.lossy_told]
+        notes = [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_text, link.lossy_text]
         note = "; ".join(filter(None, notes))
         of = link.reference.partition(OUTPUT)[2] if OUTPUT not in link.candidate else ""
         candidate = plain(link.candidate + (OUTPUT + of if of else "")) + (f"\n[dim]{plain(note)}[/]" if note else "")
@@ -49,7 +49,7 @@ def _all_numbers(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
     for link in links:
         numbers = _numbers_of(link)
         allowed = link.tolerance.description if link.tolerance else ""
-        note = "; ".join(filter(None, [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_told]))
+        note = "; ".join(filter(None, [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_text]))
         verdict = colored(link.verdict) + (f" ({plain(note)})" if note else "")
         rows.add_row(link.name, plain(link.candidate), plain(link.reference), *numbers, allowed, verdict)
     for name, metrics in for_scale.items():

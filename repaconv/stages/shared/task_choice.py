@@ -13,19 +13,19 @@ import numpy as np
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.results import NetworkFold
 from repaconv.stages.shared.input_selection import preprocessing_for
-from repaconv.tasks.contract import About
+from repaconv.tasks.contract import NetworkFacts
 from repaconv.tasks.labels import coco_images, label_array, mask_files, read_mask
 from repaconv.tasks.recognition import Choice, by_architecture, by_outputs, task_named
 from repaconv.verification.image_files import frame, image_files, image_size
 from repaconv.verification.tolerances import LOSSY
 
 if TYPE_CHECKING:
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
     from repaconv.tasks.evaluation import Evaluation
     from repaconv.verification.input_batches import Batch, Inputs
 
 
-def task_of(subject: Subject, asked: str | None = None) -> Choice:
+def task_of(source_model: SourceModel, asked: str | None = None) -> Choice:
     """The task of a run: by ``--task`` of this command or of `fold`, by its architecture, or by its class scores.
 
     It is open if none of these shows it; the outputs then decide.
@@ -33,13 +33,13 @@ def task_of(subject: Subject, asked: str | None = None) -> Choice:
     Raises:
         UsageProblem: There is no such task, or it is ``classify`` and no output is class scores.
     """
-    folded, scores = subject.folded, subject.scores
-    about = _about(subject)
+    folded, scores = source_model.folded, source_model.scores
+    about = _about(source_model)
     if named := asked or folded.task:
         task = task_named(named)
         if task == "classify" and scores is None:
             raise UsageProblem(
-                f"--task classify: this network outputs {', '.join(subject.outputs)}, and not one output of shape "
+                f"--task classify: this network outputs {', '.join(source_model.outputs)}, and not one output of shape "
                 "[images, classes] alone.",
                 hint="If one output is class scores: fold --set classes=N.",
                 code="task.classes",
@@ -52,14 +52,14 @@ def task_of(subject: Subject, asked: str | None = None) -> Choice:
     return Choice(None, "", False, about)
 
 
-def _about(subject: Subject) -> About:
+def _about(source_model: SourceModel) -> NetworkFacts:
     """What is known of the network besides its outputs."""
-    folded = subject.folded
+    folded = source_model.folded
     if not isinstance(folded, NetworkFold):
-        return About(size=folded.image_size)
+        return NetworkFacts(size=folded.image_size)
     yaml = folded.config.get("yaml")
     classes = yaml.get("nc") if isinstance(yaml, dict) else folded.classes
-    return About(
+    return NetworkFacts(
         folded.arch,
         classes if isinstance(classes, int) else None,
         folded.image_size,
@@ -83,43 +83,43 @@ def size_in(shape: Sequence[int]) -> tuple[int, int] | None:
 
 
 def evaluation_of(
-    subject: Subject, precision: str, size: tuple[int, int] | None, asked: str | None = None
+    source_model: SourceModel, precision: str, size: tuple[int, int] | None, asked: str | None = None
 ) -> Evaluation | None:
     """The evaluation of a precision in the run's task; None if it is exact, or evaluated by classes or numbers alone.
 
     Args:
-        subject: The source model.
+        source_model: The source model.
         precision: The precision of the candidate.
         size: (height, width) of the images that are run.
         asked: ``--task``.
     """
     if precision not in LOSSY:
         return None
-    choice = task_of(subject, asked)
+    choice = task_of(source_model, asked)
     if choice.task in ("classify", "other") or size is None:
         return None
-    return evaluation_by(choice._replace(about=replace(choice.about, size=size)), subject, precision)
+    return evaluation_by(choice._replace(about=replace(choice.about, size=size)), source_model, precision)
 
 
-def evaluation_by(choice: Choice, subject: Subject, precision: str) -> Evaluation:
+def evaluation_by(choice: Choice, source_model: SourceModel, precision: str) -> Evaluation:
     """A new evaluation of a precision in this task."""
     from repaconv.tasks.evaluation import Evaluation
 
-    return Evaluation(choice, precision, _channels(subject))
+    return Evaluation(choice, precision, _channels(source_model))
 
 
-def _channels(subject: Subject) -> int | None:
+def _channels(source_model: SourceModel) -> int | None:
     """The channels of the network's images; None if it takes others."""
-    shape = subject.inputs[0].shape if subject.inputs else ()
+    shape = source_model.inputs[0].shape if source_model.inputs else ()
     return shape[1] if len(shape) == 4 and isinstance(shape[1], int) else None
 
 
-def settled(choice: Choice, subject: Subject) -> Choice:
+def settled(choice: Choice, source_model: SourceModel) -> Choice:
     """A choice whose task is known: the network is run on one random image where its outputs decide."""
     if choice.task is not None:
         return choice
-    outputs = subject.stored.run(subject.drawn(1, 0).piece(0, 1).feeds(subject.inputs))
-    task, shown = by_outputs(outputs, choice.about, _channels(subject))
+    outputs = source_model.stored.run(source_model.random_inputs(1, 0).piece(0, 1).feeds(source_model.inputs))
+    task, shown = by_outputs(outputs, choice.about, _channels(source_model))
     return choice._replace(task=task, source=f"the outputs: {shown}")
 
 
@@ -127,7 +127,7 @@ def settled(choice: Choice, subject: Subject) -> Choice:
 
 
 def with_labels(
-    subject: Subject,
+    source_model: SourceModel,
     given: Inputs,
     labels: Path,
     choice: Choice,
@@ -141,7 +141,7 @@ def with_labels(
     .npz are in the order of its images.
 
     Args:
-        subject: The source model.
+        source_model: The source model.
         given: The images.
         labels: The labels.
         choice: The task.
@@ -155,9 +155,9 @@ def with_labels(
     files = [path.relative_to(images) for path in image_files(images, count)] if images else None
     truths: list[Any]
     if choice.task == "detect":
-        truths = _of_coco(subject, given, labels, files, images)
+        truths = _of_coco(source_model, given, labels, files, images)
     elif choice.task == "segment":
-        truths = _of_masks(subject, given, labels, files, images)
+        truths = _of_masks(source_model, given, labels, files, images)
     elif choice.task in ("restore", "depth") and files is None:
         truths = list(label_array(labels))
     else:
@@ -190,13 +190,13 @@ def with_labels(
 
 
 def _of_coco(
-    subject: Subject, given: Inputs, path: Path, files: Sequence[Path] | None, images: Path | None
+    source_model: SourceModel, given: Inputs, path: Path, files: Sequence[Path] | None, images: Path | None
 ) -> list[Any]:
     found = coco_images(path)
     if files is None or images is None or given.size is None:
         return [image.objects for image in found]
     by_name, alone = {image.name: image for image in found}, _only_once(path.name for path in image_files(images))
-    wanted, truths = preprocessing_for(subject, given.size), list[Any]()
+    wanted, truths = preprocessing_for(source_model, given.size), list[Any]()
     for file in files:
         image = by_name.get(file.as_posix(), by_name.get(file.name) if file.name in alone else None)
         if image is None:
@@ -212,7 +212,7 @@ def _of_coco(
 
 
 def _of_masks(
-    subject: Subject, given: Inputs, folder: Path, files: Sequence[Path] | None, images: Path | None
+    source_model: SourceModel, given: Inputs, folder: Path, files: Sequence[Path] | None, images: Path | None
 ) -> list[Any]:
     masks = mask_files(folder)
     if files is None or images is None or given.size is None:
@@ -220,7 +220,7 @@ def _of_masks(
     by_name = {path.relative_to(folder).with_suffix(""): path for path in masks}
     alone = _only_once(path.stem for path in image_files(images)) & _only_once(path.stem for path in masks)
     by_stem = {path.stem: path for path in masks if path.stem in alone}
-    wanted, truths = preprocessing_for(subject, given.size), list[Any]()
+    wanted, truths = preprocessing_for(source_model, given.size), list[Any]()
     for file in files:
         path = by_name.get(file.with_suffix(""), by_stem.get(file.stem))
         if path is None:

@@ -27,7 +27,7 @@ from repaconv.verification.model_runners import FixedBatch, load_onnx
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Session
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
     from repaconv.tasks.evaluation import Evaluation
     from repaconv.tasks.recognition import Choice
     from repaconv.verification.input_batches import Batch, Inputs
@@ -233,7 +233,7 @@ class LossEvaluation:
         session, precision = self._open(deployment), deployment.precision
         whole = self.graphs.given is not None and self.graphs.given.whole
         runner = FixedBatch(session, None if whole else deployment.batch)
-        allowed = tolerance(precision, decides=self.graphs.subject.decides)
+        allowed = tolerance(precision, decides=self.graphs.source_model.decides)
         if (evaluation := self.graphs.evaluation(precision)) is not None:
             return self._evaluate_in_task(deployment, runner, calls, expected, evaluation)
         compared = Comparison(f"{deployment.runtime}, {precision}", allowed)
@@ -260,7 +260,7 @@ class LossEvaluation:
         from repaconv.verification.tolerances import tolerance
 
         precision, whole = deployment.precision, self.graphs.given is not None and self.graphs.given.whole
-        allowed = tolerance(precision, logits=False, decides=self.graphs.subject.decides)
+        allowed = tolerance(precision, logits=False, decides=self.graphs.source_model.decides)
         compared = Comparison(f"{deployment.runtime}, {precision}", allowed, "", evaluation=evaluation)
         for call, right in zip(calls, expected, strict=True):
             compared.add(runner.run(call.given), right, whole=whole, truths=call.truths)
@@ -312,7 +312,7 @@ def _without_concurrency(deployment: Deployment) -> Deployment:
     return deployment.model_copy(update={"threads": 1, "streams": 1})
 
 
-def require_evaluation_images(options: TuneOptions, subject: Subject) -> Split | None:
+def require_evaluation_images(options: TuneOptions, source_model: SourceModel) -> Split | None:
     """The images for lower precision; None if no loss is allowed.
 
     Raises:
@@ -322,60 +322,60 @@ def require_evaluation_images(options: TuneOptions, subject: Subject) -> Split |
     budget = Budget.of(options)
     if not budget.asked:
         return None
-    if (choice := task_of_losses(options, subject)) is not None:
-        return _images_of_task(options, subject, choice, budget)
-    scores = subject.scores
+    if (choice := task_of_losses(options, source_model)) is not None:
+        return _images_of_task(options, source_model, choice, budget)
+    scores = source_model.scores
     if scores is None:
         raise UsageProblem(
-            f"a loss is measured by top-1 predictions, and this network outputs {', '.join(subject.outputs)}: "
+            f"a loss is measured by top-1 predictions, and this network outputs {', '.join(source_model.outputs)}: "
             "features, or not one output of shape [images, classes] alone.",
             hint="If one output is class scores: fold --set classes=N. Otherwise leave the budget out; `repaconv "
             "export --precision` evaluates features by cosine similarity.",
             code="tune.features",
         )
-    images = chosen_images(options, subject)
+    images = chosen_images(options, source_model)
     if scores.assumed and not images.labeled:
         by = taken_as_scores(scores, "its shape, and since top-1 predictions were asked for")
         images = replace(images, labels="; ".join(filter(None, [images.labels, by])))
-    given = Split.of(images, batch=fixed_batch(subject)).halved()
+    given = Split.of(images, batch=fixed_batch(source_model)).halved()
     for name, share in budget._asdict().items():
         if share is not None:
             _require_enough(given, name, share)
     return given
 
 
-def chosen_images(options: TuneOptions, subject: Subject) -> Inputs:
+def chosen_images(options: TuneOptions, source_model: SourceModel) -> Inputs:
     """The images or inputs of the options, of the image size that was asked for.
 
     Raises:
         UsageProblem: If they are of another size; or see `choose_inputs`.
     """
     size = as_image_size(options.image_size)
-    given = choose_inputs(subject, inputs=options.inputs, images=options.images, size=size)
+    given = choose_inputs(source_model, inputs=options.inputs, images=options.images, size=size)
     if size:
         require_same_size(given, size)
     return given
 
 
-def task_of_losses(options: TuneOptions, subject: Subject) -> Choice | None:
+def task_of_losses(options: TuneOptions, source_model: SourceModel) -> Choice | None:
     """The task in which losses are evaluated; None if by class scores, or if the outputs are of no such task."""
     from repaconv.tasks.evaluation import TASKS
 
-    choice = task_of(subject, options.task)
-    if choice.task == "classify" or (choice.task is None and subject.scores is not None):
+    choice = task_of(source_model, options.task)
+    if choice.task == "classify" or (choice.task is None and source_model.scores is not None):
         return None
-    choice = settled(choice, subject)
+    choice = settled(choice, source_model)
     if size := as_image_size(options.image_size):
         choice = choice._replace(about=replace(choice.about, size=size))
     return choice if choice.task in TASKS else None
 
 
-def _images_of_task(options: TuneOptions, subject: Subject, choice: Choice, budget: Budget) -> Split:
+def _images_of_task(options: TuneOptions, source_model: SourceModel, choice: Choice, budget: Budget) -> Split:
     """The images, with labels of the task if there are some."""
-    given = chosen_images(options, subject)
+    given = chosen_images(options, source_model)
     if options.labels:
         given = with_labels(
-            subject, given, Path(options.labels), choice, images=Path(options.images) if options.images else None
+            source_model, given, Path(options.labels), choice, images=Path(options.images) if options.images else None
         )
     elif budget.max_accuracy_drop is not None:
         raise UsageProblem(
@@ -383,7 +383,7 @@ def _images_of_task(options: TuneOptions, subject: Subject, choice: Choice, budg
             hint="Give --labels. --max-disagreement needs none.",
             code="tune.no-labels",
         )
-    split = Split.of(given, batch=fixed_batch(subject)).halved()
+    split = Split.of(given, batch=fixed_batch(source_model)).halved()
     for name, share in budget._asdict().items():
         if share is not None:
             _require_enough_of_task(split, name, share)

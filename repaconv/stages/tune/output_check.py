@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import onnx
 
     from repaconv.engines.contract import Feeds
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
     from repaconv.verification.input_batches import Batch, Inputs
     from repaconv.verification.model_runners import Ported
 
@@ -105,7 +105,7 @@ class OutputCheck:
 
     @cached_property
     def _inputs(self) -> list[Batch]:
-        return list(check_batches(self.graphs.subject, self.given, self.graphs.image_size))
+        return list(check_batches(self.graphs.source_model, self.given, self.graphs.image_size))
 
 
 @dataclass
@@ -217,8 +217,8 @@ class ComparedBatch:
         return all(bool(np.isfinite(array).all()) for array in arrays if array.dtype.kind == "f")
 
     @property
-    def _subject(self) -> Subject:
-        return self.graphs.subject
+    def _subject(self) -> SourceModel:
+        return self.graphs.source_model
 
     @property
     def _feeds(self) -> Feeds:
@@ -251,21 +251,21 @@ class ComparedBatch:
         return differing_operators(self.original.model, self.original.float64, self._feeds)
 
 
-def check_batches(subject: Subject, given: Inputs | None, size: ImageSize | None = None) -> Iterator[Batch]:
+def check_batches(source_model: SourceModel, given: Inputs | None, size: ImageSize | None = None) -> Iterator[Batch]:
     """The inputs on which outputs are compared, in this order; see the module.
 
     Args:
-        subject: The source model.
+        source_model: The source model.
         given: The user's images or inputs.
         size: (height, width) of random images; the network's usual size when None.
     """
-    fixed = fixed_batch(subject)
-    count = fixed or (1 if subject.folded.whole else CHECKED_IMAGES)
+    fixed = fixed_batch(source_model)
+    count = fixed or (1 if source_model.folded.whole else CHECKED_IMAGES)
     if given is not None:
         yield _of_given(given, count, fixed)
-    drawn = subject.drawn(count, 0, size).piece(0, count)
+    drawn = source_model.random_inputs(count, 0, size).piece(0, count)
     yield drawn
-    if subject.folded.image_size is not None and all(array.dtype.kind == "f" for array in drawn.given.values()):
+    if source_model.folded.image_size is not None and all(array.dtype.kind == "f" for array in drawn.given.values()):
         for gain in PROBE_GAINS:
             yield replace(drawn, given={name: array * array.dtype.type(gain) for name, array in drawn.given.items()})
 

@@ -18,7 +18,7 @@ from repaconv.core.thread_pool import usable_cpus
 from repaconv.engines.tunable_session_settings import Tunable
 from repaconv.results import Candidate, Deployment, ImageSize, Ratio, Sensitivity
 from repaconv.rewrites.presets import chosen
-from repaconv.sources.source_model import DEPLOY, GraphSpec, Subject
+from repaconv.sources.source_model import DEPLOY, GraphSpec, SourceModel
 from repaconv.stages.bench.options import LATENCY
 from repaconv.stages.shared.common_checks import default_rewrites, load_target
 from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
@@ -671,7 +671,7 @@ class Candidates:
     """All configurations of one network, and their graphs as files.
 
     Attributes:
-        subject: The source model.
+        source_model: The source model.
         names: Names of the rewrites to consider.
         given: Images; some calibrate lower precision. None if no loss is allowed.
         scratch: Folder for graphs.
@@ -688,7 +688,7 @@ class Candidates:
         clock: Seconds on a clock that never goes back.
     """
 
-    subject: Subject
+    source_model: SourceModel
     names: Sequence[str]
     given: Split | None
     scratch: Path
@@ -711,17 +711,17 @@ class Candidates:
     @property
     def image_size(self) -> ImageSize | None:
         """(height, width) of the images that are measured; None if the network takes no images."""
-        return self.fixed_size or self.subject.folded.image_size
+        return self.fixed_size or self.source_model.folded.image_size
 
     @property
     def place_of_scores(self) -> int:
         """Index of the output with class scores."""
-        scores = self.subject.scores
-        return self.subject.outputs.index(scores.output) if scores else 0
+        scores = self.source_model.scores
+        return self.source_model.outputs.index(scores.output) if scores else 0
 
     def evaluation(self, precision: str) -> Evaluation | None:
         """A new evaluation of a precision in the network's task; None if it is evaluated by its class scores."""
-        return None if self.choice is None else evaluation_by(self.choice, self.subject, precision)
+        return None if self.choice is None else evaluation_by(self.choice, self.source_model, precision)
 
     def trial(self, start: Deployment, tries: Sequence[Any]) -> Trial:
         """A trial with its target's default preset.
@@ -734,13 +734,13 @@ class Candidates:
 
         device = self.device_of(start)
         if takes_networks(device):
-            self.subject.network(DEPLOY)
+            self.source_model.network(DEPLOY)
             return Trial(start, (), tuple(tries))
         graphs, precision = self._graphs(device), start.precision
         newest = int8_for(device, start.quantizer).opset(device.newest) if precision == "int8" else device.newest
         usable = chosen(device.kept(tuple(graphs.rewrites), precision), newest, precision).rewrites
         fit = tuple(rewrite.name for rewrite in usable)
-        usual = default_rewrites(device, self.subject.folded.called)
+        usual = default_rewrites(device, self.source_model.folded.called)
         default = tuple(name for name in fit if name in usual)
         return Trial(start.model_copy(update={"rewrites": default}), fit, tuple(tries))
 
@@ -753,11 +753,11 @@ class Candidates:
             opset=device.opset,
             newest=device.newest,
             lacks=device.unsupported_ops,
-            free_size=self.subject.folded.any_image_size and self.fixed_size is None,
+            free_size=self.source_model.folded.any_image_size and self.fixed_size is None,
             simplifiers=(),
         )
         if str(spec) not in self.known:
-            graph = self.subject.graph(DEPLOY, spec, scratch=self.scratch, progress=self.progress)
+            graph = self.source_model.graph(DEPLOY, spec, scratch=self.scratch, progress=self.progress)
             if graph.data is not None or not graph.sound:
                 raise Refused(
                     "the weights take more than 2 GiB."
@@ -803,7 +803,7 @@ class Candidates:
     def bytes(self, deployment: Deployment) -> int:
         """Approximate size of its weights in bytes."""
         if takes_networks(self.device_of(deployment)):
-            return self.subject.folded.payload.bytes
+            return self.source_model.folded.payload.bytes
         return self.exact(deployment).stat().st_size
 
     def path(self, deployment: Deployment) -> Path:
@@ -853,13 +853,13 @@ class Candidates:
     def deployable(self, deployment: Deployment) -> Path | Network:
         """What its runtime opens: a graph file or a PyTorch module."""
         if takes_networks(self.device_of(deployment)):
-            return self.subject.network(DEPLOY)
+            return self.source_model.network(DEPLOY)
         return self.path(deployment)
 
     def sizes(self, batch: int) -> dict[str, int]:
         """Sizes of the graph's dynamic dimensions, by name."""
         size = self.image_size
-        return {"batch": batch, "height": size[0], "width": size[1]} if size else self.subject.free_sizes(batch)
+        return {"batch": batch, "height": size[0], "width": size[1]} if size else self.source_model.free_sizes(batch)
 
     def _lowered_key(self, deployment: Deployment) -> tuple[Any, ...]:
         """What its graph of lower precision depends on, beyond the FP32 graph."""

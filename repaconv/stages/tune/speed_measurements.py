@@ -113,7 +113,9 @@ class LocalMeasurement:
         from repaconv.benchmark.system_monitor import PeakMemory
 
         deployable, sizes = self.graphs.deployable(deployment), self.graphs.sizes(deployment.batch)
-        drawn = self.graphs.subject.drawn(deployment.batch, self.seed, self.graphs.image_size, batch=deployment.batch)
+        drawn = self.graphs.source_model.random_inputs(
+            deployment.batch, self.seed, self.graphs.image_size, batch=deployment.batch
+        )
         begun, taken = time.monotonic(), None if deployment in known else PeakMemory()
         session = open_deployment(deployment, deployable, sizes, self.graphs.device_of(deployment))
         feeds = drawn.piece(0, deployment.batch).feeds(session.inputs)

@@ -16,8 +16,8 @@ from repaconv.core.progress import Progress, silent
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import Candidate, FoldArtefact, ImageSize, TuneArtefact
 from repaconv.rewrites.presets import chosen
-from repaconv.sources.source_model import Subject
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_model import SourceModel
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.bench.options import OBJECTIVES, THROUGHPUT
 from repaconv.stages.fold.stage import fold
 from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, require_threads, with_files
@@ -57,7 +57,7 @@ from repaconv.verification.tolerances import POLICY_VERSION
 if TYPE_CHECKING:
     from repaconv.engines.targets import Target
     from repaconv.results import Deployment
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
     from repaconv.stages.tune.search import Trial
     from repaconv.stages.tune.speed_prediction import Observation
     from repaconv.tasks.recognition import Choice
@@ -98,11 +98,11 @@ def rewrite_packages(names: Sequence[str]) -> dict[str, str]:
     return {name: f"{dist.name} {dist.version}" if (dist := packages.get(name)) else "" for name in names}
 
 
-def image_dependencies(options: TuneOptions, subject: Subject) -> dict[str, Any]:
+def image_dependencies(options: TuneOptions, source_model: SourceModel) -> dict[str, Any]:
     """What a result depends on in addition if images are given: the weights, and the images by their hashes."""
     from repaconv.verification.image_files import image_files
 
-    folded, images = subject.folded, Path(options.images or "")
+    folded, images = source_model.folded, Path(options.images or "")
     files = [Path(options.inputs)] if options.inputs else image_files(images, None)
     return {
         "weights": folded.payload.sha256,
@@ -111,7 +111,7 @@ def image_dependencies(options: TuneOptions, subject: Subject) -> dict[str, Any]
     }
 
 
-def loss_dependencies(options: TuneOptions, subject: Subject) -> dict[str, Any]:
+def loss_dependencies(options: TuneOptions, source_model: SourceModel) -> dict[str, Any]:
     """What a result with lower precision depends on in addition to its images."""
     from repaconv.benchmark.machine_fingerprint import version_of
 
@@ -119,7 +119,7 @@ def loss_dependencies(options: TuneOptions, subject: Subject) -> dict[str, Any]:
         "policy": POLICY_VERSION,
         "few_others": FEW_OTHERS,
         "nncf": version_of("nncf"),
-        **({"task": task} if (task := options.task or subject.folded.task) else {}),
+        **({"task": task} if (task := options.task or source_model.folded.task) else {}),
         **({"labels": _labels_sha256(Path(options.labels))} if options.labels else {}),
     }
 
@@ -191,7 +191,7 @@ class _Plan(NamedTuple):
 
     options: TuneOptions
     run: run_folder.Run
-    subject: Subject
+    source_model: SourceModel
     overridden: tuple[str, ...]
     device: Target
     machine: MachineRuntimes
@@ -211,7 +211,7 @@ class _Plan(NamedTuple):
     @property
     def folded(self) -> FoldArtefact:
         """The result of `fold`."""
-        return self.subject.folded
+        return self.source_model.folded
 
     @property
     def images(self) -> str:
@@ -236,15 +236,15 @@ def _plan(
     if measurer is None:
         require_threads(options.threads)
     run = _run_of(source, options.settings, progress)
-    subject = subject_of(run)
-    folded = subject.folded
+    source_model = source_model_of(run)
+    folded = source_model.folded
     fixed_size = as_image_size(options.image_size)
     if fixed_size:
-        subject.require_size(*fixed_size)
+        source_model.require_size(*fixed_size)
     if not folded.any_image_size:
         fixed_size = None
-    given = require_evaluation_images(options, subject)
-    checked = given.given if given else _images_for_check(options, subject)
+    given = require_evaluation_images(options, source_model)
+    checked = given.given if given else _images_for_check(options, source_model)
     overridden = run_folder.require_passed_checks(run, folded, unverified=options.allow_unverified)
     device = load_target(options.target)
     machine = available_runtimes(options, device, here=measurer is None)
@@ -262,16 +262,16 @@ def _plan(
         "rewrites": rewrite_packages(names),
         "exhaustive": options.exhaustive,
         **({"image_size": fixed_size} if fixed_size else {}),
-        **({"checked_on": image_dependencies(options, subject)} if checked else {}),
+        **({"checked_on": image_dependencies(options, source_model)} if checked else {}),
     }
     path = Path(options.out) if options.out else run.folder / TUNED / f"{device.name}.json"
     require_replaceable(path, "tune")
     measured = cache_path(folded, machine, asked)
-    lossy = {**asked, **loss_dependencies(options, subject), "loss": Budget.of(options)} if given else asked
+    lossy = {**asked, **loss_dependencies(options, source_model), "loss": Budget.of(options)} if given else asked
     return _Plan(
         options=options,
         run=run,
-        subject=subject,
+        source_model=source_model,
         overridden=overridden,
         device=device,
         machine=machine,
@@ -281,7 +281,7 @@ def _plan(
         given=given,
         checked=checked,
         fixed_size=fixed_size,
-        choice=task_of_losses(options, subject) if given else None,
+        choice=task_of_losses(options, source_model) if given else None,
         measurer=measurer,
         path=path,
         known=cache_path(folded, machine, lossy),
@@ -307,7 +307,7 @@ def _require_valid(options: TuneOptions) -> None:
         )
 
 
-def _images_for_check(options: TuneOptions, subject: Subject) -> Inputs | None:
+def _images_for_check(options: TuneOptions, source_model: SourceModel) -> Inputs | None:
     """The images or inputs on which outputs are compared in a search that allows no loss; None if none are given.
 
     Raises:
@@ -315,10 +315,13 @@ def _images_for_check(options: TuneOptions, subject: Subject) -> Inputs | None:
     """
     if not (options.inputs or options.images):
         return None
-    given, size = chosen_images(options, subject), as_image_size(options.image_size) or subject.folded.image_size
+    given, size = (
+        chosen_images(options, source_model),
+        as_image_size(options.image_size) or source_model.folded.image_size,
+    )
     if given.size is not None and size is not None:
         require_same_size(given, size)
-    given.piece(0, 1).feeds(subject.inputs)  # refuses normalized images for a network that takes pixels
+    given.piece(0, 1).feeds(source_model.inputs)  # refuses normalized images for a network that takes pixels
     return given
 
 
@@ -359,7 +362,7 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     from repaconv.stages.tune.search import search, search_exhaustively
 
     graphs = Candidates(
-        plan.subject,
+        plan.source_model,
         plan.names,
         plan.given,
         scratch,

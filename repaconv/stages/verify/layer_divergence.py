@@ -21,7 +21,7 @@ from repaconv.verification.model_runners import load_onnx
 if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds, Session
     from repaconv.engines.targets import Target
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
 
 RECORDED = Location(
     module="",
@@ -35,7 +35,9 @@ OTHER_FORM = (
 ENGINE = Location(module="", reason="an engine shows no values on the way; the links before it say where to look")
 
 
-def within_graph(subject: Subject, exported: ExportArtefact, path: Path, feeds: Feeds, allowed: Tolerance) -> Location:
+def within_graph(
+    source_model: SourceModel, exported: ExportArtefact, path: Path, feeds: Feeds, allowed: Tolerance
+) -> Location:
     """Compare the folded network with its graph layer by layer, or a graph of lower precision with the FP32 one."""
     import onnx
 
@@ -46,25 +48,27 @@ def within_graph(subject: Subject, exported: ExportArtefact, path: Path, feeds: 
         return Location(module="", reason="a graph above 2 GiB is not followed")
     candidate = _bare(onnx.load(path), exported)
     if allowed.kind == "lossy":
-        return _beside_float32(subject, exported, candidate, feeds)
+        return _against_float32_graph(source_model, exported, candidate, feeds)
     known = plugins.registered(plugins.REWRITES)
     moved = [name for name in exported.rewrites if name not in known or not plugins.load(plugins.REWRITES, name).keeps]
     if moved:
         return Location(
             module="", reason=f"layer search skipped: the rewrites {', '.join(moved)} change intermediate values"
         )
-    traced = OnnxTrace(candidate, load_onnx, by_module=subject.by_module)
-    return locate(subject.stored.trace(), traced, _filled(feeds, {exported.batch}), allowed=allowed.rtol)
+    traced = OnnxTrace(candidate, load_onnx, by_module=source_model.by_module)
+    return locate(source_model.stored.trace(), traced, _filled(feeds, {exported.batch}), allowed=allowed.rtol)
 
 
-def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, feeds: Feeds) -> Location:
+def _against_float32_graph(
+    source_model: SourceModel, exported: ExportArtefact, candidate: Any, feeds: Feeds
+) -> Location:
     """Compare a graph of lower precision with the run's FP32 graph layer by layer."""
     import onnx
 
     from repaconv.verification.divergence_location import locate
     from repaconv.verification.model_runners import OnnxTrace
 
-    beside = float32_counterpart(subject.run, subject.folded, exported)
+    beside = float32_counterpart(source_model.run, source_model.folded, exported)
     if beside is None:
         return Location(module="", reason="followed layer by layer only next to the float32 graph: export that, too")
     single = beside.artefact
@@ -74,14 +78,14 @@ def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, 
         return Location(module="", reason="not followed: the float32 graph takes another batch or image size")
     if set(single.rewrites) != set(exported.rewrites):
         return Location(module="", reason=OTHER_FORM)
-    reference = _bare(onnx.load(run_folder.onnx_model_of(subject.run, single)), single)
+    reference = _bare(onnx.load(run_folder.onnx_model_of(source_model.run, single)), single)
     load = loader_for(exported.architecture, exported.precision)
     before, after = (OnnxTrace(*of, by_module=False) for of in ((reference, load_onnx), (candidate, load)))
-    return locate(before, after, _filled(feeds, fixed), allowed=None, decides=subject.decides)
+    return locate(before, after, _filled(feeds, fixed), allowed=None, decides=source_model.decides)
 
 
 def within_engine(
-    subject: Subject, export: Export, target: str, precision: str, feeds: Feeds, allowed: Tolerance
+    source_model: SourceModel, export: Export, target: str, precision: str, feeds: Feeds, allowed: Tolerance
 ) -> Location:
     """Compare a target's runtime with ONNX Runtime layer by layer, with the intermediate values as outputs.
 
@@ -98,14 +102,14 @@ def within_engine(
     exported = export.artefact
     if exported.data is not None or exported.precision == "bf16":
         return Location(module="", reason="an engine of a graph above 2 GiB, or in bfloat16, is not followed")
-    bare = _bare(onnx.load(run_folder.onnx_model_of(subject.run, exported)), exported)
+    bare = _bare(onnx.load(run_folder.onnx_model_of(source_model.run, exported)), exported)
     filled = _filled(feeds, {exported.batch})
     limit = allowed.rtol if allowed.kind == "exact" else None
     with scratch_folder() as folder:
         try:
             load = partial(_shown, load_target(target), precision, filled, folder / "shown.onnx")
-            right, wrong = (OnnxTrace(bare, each, by_module=subject.by_module) for each in (load_onnx, load))
-            found = locate(right, wrong, filled, allowed=limit, decides=subject.decides)
+            right, wrong = (OnnxTrace(bare, each, by_module=source_model.by_module) for each in (load_onnx, load))
+            found = locate(right, wrong, filled, allowed=limit, decides=source_model.decides)
         except RepaconvError as problem:
             return Location(module="", reason=f"not followed: {problem.message}")
     fused = "" if found.module else ", where they are not fused"

@@ -14,7 +14,7 @@ from repaconv.results import ConvertArtefact, FinetuneArtefact, FoldArtefact, Li
 if TYPE_CHECKING:
     from torch import nn
 
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
     from repaconv.verification.input_batches import Batch
 
 _FOLDED = "folded as stored, float32"
@@ -26,16 +26,16 @@ Lossy = ConvertArtefact | FinetuneArtefact
 class ParentLink:
     """What the run loses against the network that it was converted from, accumulated batch by batch."""
 
-    def __init__(self, done: Lossy, subject: Subject, why_not: str) -> None:
+    def __init__(self, done: Lossy, source_model: SourceModel, why_not: str) -> None:
         """``why_not`` says why it cannot be measured; empty if it can."""
         from repaconv.conversion.conversion_evaluation import of_features
         from repaconv.results import Tolerance
         from repaconv.verification.accuracy_budget import Budget
         from repaconv.verification.comparison import Comparison
 
-        self.done, self.subject, self.why_not = done, subject, why_not
+        self.done, self.source_model, self.why_not = done, source_model, why_not
         self.parent: nn.Module | None = None if why_not else _parent(done)
-        features = subject.scores is None and Budget.of(done).asked
+        features = source_model.scores is None and Budget.of(done).asked
         self.features = of_features() if features else None
         self.compared = Comparison(_FOLDED, Tolerance(kind="lossy"), evaluation=self.features)
         self.judging = self.left_out = 0
@@ -56,7 +56,7 @@ class ParentLink:
         self.judging += int(judges.sum())
         with torch.inference_mode():
             right = self.parent(torch.from_numpy(batch.images[judges])).numpy()
-        found = self.subject.stored.run({"input": batch.images[judges]})
+        found = self.source_model.stored.run({"input": batch.images[judges]})
         (output,) = found
         self.compared.add(found, {output: right}, labels=None if batch.labels is None else batch.labels[judges])
 
@@ -96,20 +96,20 @@ def training_of(run: run_folder.Run, folded: FoldArtefact) -> FinetuneArtefact |
     return done if done.payload and done.payload.sha256 == folded.origin.sha256 else None
 
 
-def parent_link(subject: Subject, *, drawn: bool) -> ParentLink | None:
+def parent_link(source_model: SourceModel, *, drawn: bool) -> ParentLink | None:
     """The link to the network before conversion; None if the run is not a conversion.
 
     ``drawn`` says that the images are random.
     """
-    done = conversion_of(subject.run, subject.folded) or training_of(subject.run, subject.folded)
+    done = conversion_of(source_model.run, source_model.folded) or training_of(source_model.run, source_model.folded)
     if done is None:
         return None
     if drawn:
-        return ParentLink(done, subject, "random images say nothing of it: give --images or --inputs")
+        return ParentLink(done, source_model, "random images say nothing of it: give --images or --inputs")
     known = Path(done.parent.path)
     if not is_unchanged(known, done.parent.sha256):
-        return ParentLink(done, subject, f"the network before conversion, {known}, is gone or another")
-    return ParentLink(done, subject, "")
+        return ParentLink(done, source_model, f"the network before conversion, {known}, is gone or another")
+    return ParentLink(done, source_model, "")
 
 
 def _parent(done: Lossy) -> nn.Module:

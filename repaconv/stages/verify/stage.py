@@ -13,8 +13,8 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import BuildArtefact, Link, Metrics, VerifyArtefact
-from repaconv.sources.source_model import Subject
-from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.source_model import SourceModel
+from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.evaluation_images import without_evidence
@@ -51,12 +51,12 @@ def verify_by(options: VerifyOptions, run: str | Path | None = None, *, progress
         plan = _plan(options, taken)
         scale = _measured(plan, progress)
         links = _links(plan, progress)
-        curves = _drawn(plan, links)
+        curves = _write_drift_plots(plan, links)
         artefact = _artefact(plan, links, curves, scale)
         replace_artifact(plan.path, artefact)
     took = [
         plan.source,
-        plan.run.payload_of_fold(plan.subject.folded),
+        plan.run.payload_of_fold(plan.source_model.folded),
         *dict.fromkeys(plan.chain.took),
         *([Path(options.inputs)] if options.inputs else []),
         *([Path(options.labels)] if options.labels else []),
@@ -72,7 +72,7 @@ class _Plan(NamedTuple):
 
     options: VerifyOptions
     run: run_folder.Run
-    subject: Subject
+    source_model: SourceModel
     source: Path
     given: Inputs
     built: BuildArtefact | None
@@ -89,11 +89,11 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
     require_replaceable(path, "verify")
     asked = {*(options.rtol or {}), *(options.atol or {})}
     require_links([*(options.rtol or {}), *(options.atol or {}), *options.require])
-    subject = subject_of(taken, options.checkpoint)
-    source = subject.source  # a missing checkpoint is reported first
-    exports = exports_of(taken, subject.folded)
+    source_model = source_model_of(taken, options.checkpoint)
+    source = source_model.source  # a missing checkpoint is reported first
+    exports = exports_of(taken, source_model.folded)
     given = choose_inputs(
-        subject,
+        source_model,
         inputs=options.inputs,
         images=options.images,
         classes=options.classes,
@@ -102,17 +102,17 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
         pixels=any(each.artefact.preprocessing for each in exports),
     )
     if given.size:
-        subject.require_size(*given.size)
+        source_model.require_size(*given.size)
     engine = Path(options.engine) if options.engine else None
     built = build_of(engine) if engine else None
     drawn = not (options.inputs or options.images)
-    choice = task_of(subject, options.task)
+    choice = task_of(source_model, options.task)
     if options.labels:
         folder = Path(options.images) if options.images else None
-        known = settled(choice, subject)
-        given = with_labels(subject, given, Path(options.labels), known, images=folder, count=options.count)
+        known = settled(choice, source_model)
+        given = with_labels(source_model, given, Path(options.labels), known, images=folder, count=options.count)
     rules = Rules(
-        subject,
+        source_model,
         options.rtol,
         options.atol,
         drawn=drawn,
@@ -120,10 +120,10 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
         seed=options.seed,
         task=options.task,
     )
-    chain = chain_of(subject, exports, given, rules, engine, built)
+    chain = chain_of(source_model, exports, given, rules, engine, built)
     _require_used(asked, chain)
-    parent = parent_link(subject, drawn=drawn)
-    return _Plan(options, taken, subject, source, given, built, chain, parent, path)
+    parent = parent_link(source_model, drawn=drawn)
+    return _Plan(options, taken, source_model, source, given, built, chain, parent, path)
 
 
 def _require_used(asked: set[str], chain: Chain) -> None:
@@ -144,19 +144,19 @@ def _require_used(asked: set[str], chain: Chain) -> None:
 def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
     """Run all candidates batch by batch; return the FP32 rounding error of the first batch."""
     scale: dict[str, Metrics] = {}
-    subject = plan.subject
+    source_model = plan.source_model
     for given, steps in _by_inputs(plan):
         links = "1 link" if len(steps) == 1 else f"{len(steps)} links"
         what, done = f"verify {links} on {given.name}", 0
         for batch in given.batches():
             progress(what, done, given.shape[0])
-            feeds = batch.feeds(subject.inputs)
-            reference = subject.reference.run(feeds)
-            ways = network_rounding(subject, feeds, reference), float64_rounding(subject, feeds, reference)
+            feeds = batch.feeds(source_model.inputs)
+            reference = source_model.reference.run(feeds)
+            ways = network_rounding(source_model, feeds, reference), float64_rounding(source_model, feeds, reference)
             for step in steps:
                 _add(plan, step, batch, reference, ways[step.name == "fold"])
             if given is plan.given and not done:
-                single = subject.single().run(feeds)
+                single = source_model.single().run(feeds)
                 scale = _for_scale(single, reference, whole=batch.whole)
             if plan.parent and given is plan.given:
                 plan.parent.add(batch)
@@ -182,7 +182,7 @@ def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], ro
         step.run(batch),
         reference,
         labels=batch.labels,
-        undecided=None if settled else plan.subject.exact.undecided,
+        undecided=None if settled else plan.source_model.exact.undecided,
         whole=batch.whole,
         rounding=None if asked else rounding,
         truths=batch.truths,
@@ -205,7 +205,7 @@ def _links(plan: _Plan, progress: Progress) -> list[Link]:
     from repaconv.verification.comparison import not_verified
     from repaconv.verification.tolerances import LINKS
 
-    judged = (link for step in plan.chain.steps for link in _judged(step, plan, progress))
+    judged = (link for step in plan.chain.steps for link in _compared_outputs(step, plan, progress))
     links = [*judged, *plan.chain.idle, *([plan.parent.link()] if plan.parent else [])]
     there = {link.name for link in links}
     lacking = (name for name in plan.options.require if name not in there)
@@ -215,7 +215,7 @@ def _links(plan: _Plan, progress: Progress) -> list[Link]:
     return sorted(links, key=lambda link: LINKS.index(link.name))
 
 
-def _judged(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
+def _compared_outputs(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
     """One link for every output; if it fails, with the layer at which it first differs."""
     from repaconv.verification.divergence_location import broken
 
@@ -225,16 +225,16 @@ def _judged(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
         link = link.model_copy(update={"variant": step.variant, "sha256": step.sha256, "inputs": own})
         if link.verdict == "failed" or lossy or (plan.options.drift and step.name != "recorded"):
             progress(f"verify: follow {step.name} layer by layer", 0, 0)
-            where = step.locate(step.inputs.piece(worst, worst + 1).feeds(plan.subject.inputs))
-            where = where.model_copy(update={"module": plan.subject.users_names(where.module)})
+            where = step.locate(step.inputs.piece(worst, worst + 1).feeds(plan.source_model.inputs))
+            where = where.model_copy(update={"module": plan.source_model.users_names(where.module)})
             if link.verdict == "passed" and not lossy:  # an intermediate value of small scale
                 where = where.model_copy(update={"module": "", "reason": "the link passes"})
             link = broken(link, where) if lossy else link.model_copy(update={"location": where})
-        link = _on_card(link) if step.fallen and step.name in plan.options.require else link
+        link = _not_on_gpu_alone(link) if step.fallen and step.name in plan.options.require else link
         yield without_evidence(link, step.unshown) if step.unshown else link
 
 
-def _on_card(link: Link) -> Link:
+def _not_on_gpu_alone(link: Link) -> Link:
     """Fail a required link that the GPU did not compute alone."""
     return link.because("required", "of the GPU, which did not run all of it")
 
@@ -252,7 +252,7 @@ def _required(link: Link) -> Link:
     return link.because("required", "not verified")
 
 
-def _drawn(plan: _Plan, links: Sequence[Link]) -> list[Path]:
+def _write_drift_plots(plan: _Plan, links: Sequence[Link]) -> list[Path]:
     """Draw the drift of the links, next to the result; another name of the result is part of theirs."""
     from repaconv.verification.drift_plot import drift_svg
 
@@ -271,10 +271,10 @@ def _drawn(plan: _Plan, links: Sequence[Link]) -> list[Path]:
 def _artefact(plan: _Plan, links: Sequence[Link], curves: Sequence[Path], scale: dict[str, Metrics]) -> VerifyArtefact:
     from repaconv.verification.tolerances import POLICY_VERSION, verdict_of
 
-    folded, given = plan.subject.folded, plan.given
+    folded, given = plan.source_model.folded, plan.given
     every = [inputs for inputs, _ in _by_inputs(plan)]
     lossy = [step.inputs for step in plan.chain.steps if step.compared.allowed.kind == "lossy"]
-    labels = [given.labels, *(scores_note(plan.subject, each, plan.options.task) for each in lossy)]
+    labels = [given.labels, *(scores_note(plan.source_model, each, plan.options.task) for each in lossy)]
     return VerifyArtefact(
         made_by=made_by("torch", "onnxruntime"),
         verdict=verdict_of(links),

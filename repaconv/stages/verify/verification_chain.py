@@ -28,7 +28,7 @@ from repaconv.verification.model_runners import channels_first
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds, Session
-    from repaconv.sources.source_model import Subject
+    from repaconv.sources.source_model import SourceModel
     from repaconv.verification.input_batches import Batch, Inputs
 
 REFERENCE = f"{TRAINING}, float64"
@@ -102,7 +102,7 @@ class Rules:
     export, at most ``count`` of them. ``read`` caches these images. ``task`` is ``--task``.
     """
 
-    subject: Subject
+    source_model: SourceModel
     rtol: Mapping[str, float] | None = None
     atol: Mapping[str, float] | None = None
     drawn: bool = False
@@ -113,8 +113,8 @@ class Rules:
 
     def compared(self, candidate: str, name: str, given: Inputs, precision: str = "fp32") -> Comparison:
         """The comparison of a link on these images, whose candidate computes in ``precision``."""
-        scores, lossy = scores_output(self.subject, given, self.task), name if precision == "fp32" else precision
-        evaluation = evaluation_of(self.subject, lossy, given.size, self.task)
+        scores, lossy = scores_output(self.source_model, given, self.task), name if precision == "fp32" else precision
+        evaluation = evaluation_of(self.source_model, lossy, given.size, self.task)
         return Comparison(candidate, self.allowed(name, precision, logits=bool(scores)), scores, evaluation=evaluation)
 
     def allowed(self, name: str, precision: str = "fp32", *, logits: bool = True) -> Tolerance:
@@ -126,16 +126,16 @@ class Rules:
             name,
             precision=precision,
             logits=logits,
-            decides=self.subject.decides,
-            usual=self.subject.folded.tolerances,
-            reasons=self.subject.folded.tolerance_reasons,
+            decides=self.source_model.decides,
+            usual=self.source_model.folded.tolerances,
+            reasons=self.source_model.folded.tolerance_reasons,
             rtol=self.rtol if own else None,
             atol=self.atol if own else None,
         )
 
 
 def chain_of(
-    subject: Subject,
+    source_model: SourceModel,
     exports: Sequence[Export],
     given: Inputs,
     rules: Rules,
@@ -148,9 +148,9 @@ def chain_of(
 
     The fold comes first: it tells in which images rounding decides, and the other links ask.
     """
-    of_exports = [_of_export(subject, export, given, rules) for export in exports]
-    of_engine = [_of_engine(subject, exports, engine, built, given, rules)] if engine is not None else []
-    return Chain.of([_of_forms(subject, given, rules), *of_exports, *of_engine])
+    of_exports = [_of_export(source_model, export, given, rules) for export in exports]
+    of_engine = [_of_engine(source_model, exports, engine, built, given, rules)] if engine is not None else []
+    return Chain.of([_of_forms(source_model, given, rules), *of_exports, *of_engine])
 
 
 def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precision: str) -> Source:
@@ -163,7 +163,7 @@ def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precis
         return Source(_at_size_of(rules, given, exported), unshown=NO_IMAGES)
     known = exported.images, exported.image_size
     if known not in rules.read:
-        rules.read[known] = evaluation_images(rules.subject, exported, most=rules.count)
+        rules.read[known] = evaluation_images(rules.source_model, exported, most=rules.count)
     found = rules.read[known]
     if isinstance(found, str):
         return Source(given, gone=found)
@@ -176,41 +176,41 @@ def _at_size_of(rules: Rules, given: Inputs, exported: ExportArtefact | None) ->
     size = exported.image_size if exported else None
     if not isinstance(size, tuple) or given.size in (None, size):
         return given
-    return choose_inputs(rules.subject, count=rules.count, seed=rules.seed, size=size, pixels=_has_pixels(given))
+    return choose_inputs(rules.source_model, count=rules.count, seed=rules.seed, size=size, pixels=_has_pixels(given))
 
 
 def _in_batches(source: Source, rules: Rules, batch: int | None) -> Source:
     """The same, in inferences of a fixed batch size, where outputs are compared as a whole."""
-    subject, given = rules.subject, source.inputs
-    if not subject.folded.whole or batch is None:
+    source_model, given = rules.source_model, source.inputs
+    if not source_model.folded.whole or batch is None:
         return source
-    if given.size is None and rules.drawn and other_batch(given, subject, batch):
-        return source._replace(inputs=choose_inputs(subject, count=rules.count, seed=rules.seed, batch=batch))
+    if given.size is None and rules.drawn and other_batch(given, source_model, batch):
+        return source._replace(inputs=choose_inputs(source_model, count=rules.count, seed=rules.seed, batch=batch))
     return source._replace(inputs=given.together(batch))
 
 
-def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
+def _of_forms(source_model: SourceModel, given: Inputs, rules: Rules) -> Chain:
     """The links of the network's own forms, and of its recorded output."""
     from repaconv.verification.divergence_location import locate
 
     tight, stored = rules.allowed("fold"), rules.allowed("stored")
 
     def stored_apart(feeds: Feeds) -> Location:
-        return locate(subject.exact.trace(), subject.stored.trace(), feeds, allowed=stored.rtol or 0.0)
+        return locate(source_model.exact.trace(), source_model.stored.trace(), feeds, allowed=stored.rtol or 0.0)
 
     steps = [
         Step(
             "fold",
             given,
             rules.compared("folded, float64", "fold", given),
-            lambda batch: subject.exact.run(batch.feeds(subject.inputs)),
-            lambda feeds: subject.parting(feeds, tight.rtol or 0.0),
+            lambda batch: source_model.exact.run(batch.feeds(source_model.inputs)),
+            lambda feeds: source_model.parting(feeds, tight.rtol or 0.0),
         ),
         Step(
             "stored",
             given,
             rules.compared("folded as stored, float32", "stored", given),
-            lambda batch: subject.stored.run(batch.feeds(subject.inputs)),
+            lambda batch: source_model.stored.run(batch.feeds(source_model.inputs)),
             stored_apart,
         ),
     ]
@@ -221,10 +221,10 @@ def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
     return Chain(tuple(steps))
 
 
-def _of_export(subject: Subject, export: Export, given: Inputs, rules: Rules) -> Chain:
+def _of_export(source_model: SourceModel, export: Export, given: Inputs, rules: Rules) -> Chain:
     """The links of an ONNX model, or the reason why it cannot be run on these images."""
     exported, _, variant = export
-    path = run_folder.onnx_model_of(subject.run, exported)
+    path = run_folder.onnx_model_of(source_model.run, exported)
     name = "onnx" if exported.precision == "fp32" else exported.precision
     label = f"{ONNX_LABEL}, {variant.name}" if variant.name else ONNX_LABEL
 
@@ -233,9 +233,9 @@ def _of_export(subject: Subject, export: Export, given: Inputs, rules: Rules) ->
         return _idle(link, label, why_not).model_copy(update=of)
 
     source = _in_batches(_source(rules, given, exported, exported.precision), rules, _fixed(exported.batch))
-    if why_not := source.gone or _cannot_take(exported, source.inputs, subject):
+    if why_not := source.gone or _cannot_take(exported, source.inputs, source_model):
         return Chain((), (idle(name, why_not),), (path,))
-    ways = _graph_steps(subject, exported, path, name, label, rules, source.inputs)
+    ways = _graph_steps(source_model, exported, path, name, label, rules, source.inputs)
     left: tuple[Link, ...] = ()
     if len(ways) > 1 and not _has_pixels(source.inputs):
         left = (idle(ways.pop().name, f"the graph takes pixels, {NORMALISED}"),)
@@ -245,7 +245,7 @@ def _of_export(subject: Subject, export: Export, given: Inputs, rules: Rules) ->
 
 
 def _graph_steps(
-    subject: Subject, exported: ExportArtefact, path: Path, name: str, label: str, rules: Rules, given: Inputs
+    source_model: SourceModel, exported: ExportArtefact, path: Path, name: str, label: str, rules: Rules, given: Inputs
 ) -> list[Step]:
     """The links of an ONNX model, without its preprocessing and, if it has one, with it."""
     import onnx
@@ -258,11 +258,11 @@ def _graph_steps(
     if exported.preprocessing:
         bare = runnable(without_preprocessing(onnx.load(path, load_external_data=False)), exported.precision)
         core = load(bare.SerializeToString(), path.parent)
-    batch = None if subject.folded.whole else _fixed(exported.batch)
+    batch = None if source_model.folded.whole else _fixed(exported.batch)
     note, compared = BF16_NOTE if typed else _clipped(exported, path), rules.compared(label, name, given)
 
     def followed(feeds: Feeds) -> Location:
-        return within_graph(subject, exported, path, feeds, compared.allowed)
+        return within_graph(source_model, exported, path, feeds, compared.allowed)
 
     steps = [Step(name, given, compared, _running(core, batch), followed, note)]
     if exported.preprocessing:
@@ -286,7 +286,7 @@ def _clipped(exported: ExportArtefact, path: Path) -> str:
 
 
 def _of_engine(
-    subject: Subject,
+    source_model: SourceModel,
     exports: Sequence[Export],
     engine: Path,
     built: BuildArtefact | None,
@@ -311,7 +311,7 @@ def _of_engine(
     shape, pixels = channels_first(first), first.dtype == "uint8" and given.size is not None
     fixed = _fixed(shape[0] if shape else None)
     given = _in_batches(Source(given), rules, fixed).inputs
-    if given.whole and (gone := other_batch(given, subject, fixed)):
+    if given.whole and (gone := other_batch(given, source_model, fixed)):
         return Chain((), (_idle("engine", engine.name, gone),), (engine,))
     if any(isinstance(has, int) and has != is_ for has, is_ in zip(shape[1:], given.shape[1:], strict=False)):
         raise UsageProblem(
@@ -335,7 +335,7 @@ def _of_engine(
         right = all(link.verdict == "passed" for link in compared.links("engine", REFERENCE))
         if right or built is None or source is None:
             return ENGINE
-        return within_engine(subject, source, built.target, built.precision, feeds, compared.allowed)
+        return within_engine(source_model, source, built.target, built.precision, feeds, compared.allowed)
 
     sha256 = sha256_of(engine)
     step = Step("engine", given, compared, run, followed, note, sha256=sha256, fallen=fallen, unshown=unshown)
@@ -361,9 +361,9 @@ def _idle(name: str, label: str, why_not: str) -> Link:
     return not_verified(name, REFERENCE, label, why_not)
 
 
-def _cannot_take(exported: ExportArtefact, given: Inputs, subject: Subject) -> str:
+def _cannot_take(exported: ExportArtefact, given: Inputs, source_model: SourceModel) -> str:
     """Why a graph cannot take these inputs; empty if it can."""
-    if subject.folded.whole and (why_not := other_batch(given, subject, _fixed(exported.batch))):
+    if source_model.folded.whole and (why_not := other_batch(given, source_model, _fixed(exported.batch))):
         return why_not
     if exported.image_size in (None, "dynamic", given.size) or not exported.image_size:
         return ""

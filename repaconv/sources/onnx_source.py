@@ -67,7 +67,7 @@ class UpgradedGraph(NamedTuple):
         if self.graph is given:
             return self
         links = verification_links(
-            source, given, self.graph, ends=(GIVEN, UPGRADED_LABEL.format(opset_of(self.graph.model)))
+            source, given, self.graph, labels=(GIVEN, UPGRADED_LABEL.format(opset_of(self.graph.model)))
         )
         if any(link.verdict == "failed" for link in links):
             why = f"{_opset_message(given.model)}, and what ONNX's converter makes of it computes something else"

@@ -1,16 +1,24 @@
-"""The verification of a folded graph: it and the original under ONNX Runtime, on inputs that excite both.
+"""Verify a folded graph: run it and the original graph on probe inputs, and compare every output.
 
-1. Outputs are compared in FP32, by the tolerance alone.
-2. An output that is left open is compared in float64, where that runs. The fold in float64, before it is rounded,
-   must be equal to the original there up to `ALGEBRA_RTOL`; so its algebra is right. The folded graph must be that fold
-   with every constant rounded. If it is not, or if FP32 leaves open what it computes, it is evaluated in float64,
-   too, and may differ by no more than the rounding of its weights explains. So it was written down right. In FP32 it
-   may be no further from the original in float64 than the original in FP32 is, times a stated factor. As float64
-   takes as long as all else, it evaluates some of the inputs: the smallest one, and those that FP32 leaves open by
-   how large channels are over all inputs. What does not pass by them is evaluated for all.
-3. Where nothing evaluates the graph in float64, the original with moved weights and inputs says how far rounding goes.
-4. What is equal in float64 and differs in FP32 alone is compared once more, both graphs with the choices (TopK) that
-   the original makes in FP32 (`cut_at_discrete_operators`).
+1. All outputs are compared in FP32, by the tolerance alone. Those that pass are verified.
+2. The other outputs are compared in float64, if the graph can be evaluated in float64. Three things must hold:
+
+   - The algebra is right: the fold in float64, before its weights are rounded, equals the original in float64 up to
+     `ALGEBRA_RTOL`.
+   - The graph was written correctly: it is the fold in float64 with every constant rounded to FP32. If it is not
+     exactly that, or if FP32 shows nothing of what it computes, the written graph is evaluated in float64, too. It may
+     differ from the original by no more than the rounding of its weights explains.
+   - It rounds no worse: in FP32, the folded graph is no further from the original in float64 than the original in FP32
+     is, times a stated factor (`rounding.MEASURED_TIMES`).
+
+   Evaluation in float64 takes longer than everything else, so that it first runs on some of the inputs only: on the
+   smallest one, and on those for which FP32 does not show that the outputs are equal. An output that does not pass on
+   these inputs is evaluated on all inputs.
+3. If the graph cannot be evaluated in float64, rounding is estimated: the original graph runs with slightly moved
+   weights and inputs, and the folded graph may differ by as much as these runs do, times a stated factor
+   (`rounding.JITTERED_TIMES`).
+4. An output that is equal in float64 and differs in FP32 is compared once more. Both graphs then continue with the
+   choices (TopK) that the original makes in FP32 (`cut_at_discrete_operators`).
 """
 
 from __future__ import annotations
@@ -73,45 +81,44 @@ GIVEN, FOLDED = "original ONNX", "ONNX folded"
 OLDEST_IN_FULL = 7
 """The oldest opset of which ONNX Runtime has all operators."""
 UNDECIDED = ("rounding_too_large", "constant_output")
-"""Reasons of a link that leave open whether two outputs are equal. So does one that chooses numbers: `_chooses`."""
+"""Reasons of a link that leave open whether two outputs are equal; see also `_rounding_may_choose`."""
 
 
 def verification_links(
     source: Path,
     before: Evaluated,
     after: Evaluated,
-    ends: tuple[str, str] = (GIVEN, FOLDED),
+    labels: tuple[str, str] = (GIVEN, FOLDED),
     reverted: Collection[str] = (),
     *,
     few: bool = False,
 ) -> tuple[Link, ...]:
-    """Every output before against after under ONNX Runtime.
+    """Compare every output of two graphs under ONNX Runtime, and return one link for each output.
 
-    In float32, whatever the weights are stored in: there nothing is allowed but what the folded weights' rounding to
-    their own precision explains. A graph of half precision is run as it is stored, too, where the runtime can: there
-    something might overflow.
+    Both graphs run in FP32, also if their weights are stored in half precision. A difference is allowed only as far as
+    the rounding of the folded weights explains it. A graph whose weights are in half precision also runs in that
+    precision, if the runtime can run it, because numbers might overflow there.
 
     Args:
         source: The graph's file, for messages.
-        before: The original.
-        after: What replaces it.
-        ends: What the two are called.
-        reverted: What was reverted of the fold; see `repaconv.rewrites.fold.fold_pipeline.without`.
-        few: Whether only one input of each size is compared, in FP32 alone, without those of other gains and those
-            that are sought because an output of integers was the same for all.
+        before: The original graph.
+        after: The graph that replaces it.
+        labels: The names of the two graphs in the links.
+        reverted: The rewrites that were reverted; see `repaconv.rewrites.fold.fold_pipeline.without`.
+        few: Compare one input of each size only, at the usual gain and in FP32 alone.
 
     Raises:
-        Refused: If the graph as given does not run, or if nothing could be compared.
+        Refused: If the original graph does not run, or if nothing could be compared.
     """
     from repaconv.verification.probe_inputs import Unrunnable
 
     deep = {"onnx": depth_reason(depth_of(before.model))}
     allowed = tolerance("onnx", usual=usual_rtols(before.model), reasons=deep)
-    coarse = _rounded_anew(before.model, after.model)
+    coarse = _weights_rounded_to_half_again(before.model, after.model)
     try:
-        links = _compared(source, before.single, after.single, "onnx", allowed, coarse, ends, reverted, few=few)
-        if ends[1] == FOLDED and not coarse and rounds_worse(links):
-            links = _with_given_choices(source, before.single, after.single, allowed, links, reverted)
+        links = _compared(source, before.single, after.single, "onnx", allowed, coarse, labels, reverted, few=few)
+        if labels[1] == FOLDED and not coarse and rounds_worse(links):
+            links = _with_choices_of_original(source, before.single, after.single, allowed, links, reverted)
     except Unrunnable as error:
         raise unrunnable(source, before.model, error) from error
     if not any(link.verdict in ("passed", "failed") for link in links):
@@ -121,14 +128,14 @@ def verification_links(
             "FILE.npz, or a graph whose outputs are tensors of numbers that depend on its inputs.",
             code="fold.not-proved",
         )
-    links += _as_stored(source, before, after) if ends[1] == FOLDED else ()
-    for end in (before, after):
-        end.single.close()
-        end.close()
+    links += _links_in_half_precision(source, before, after) if labels[1] == FOLDED else ()
+    for graph in (before, after):
+        graph.single.close()
+        graph.close()
     return links
 
 
-def _with_given_choices(
+def _with_choices_of_original(
     source: Path,
     before: Evaluated,
     after: Evaluated,
@@ -136,10 +143,10 @@ def _with_given_choices(
     links: tuple[Link, ...],
     reverted: Collection[str],
 ) -> tuple[Link, ...]:
-    """The same links, but passed if both graphs compute the same where they continue with the same choices.
+    """Pass the failed links if both graphs compute the same after the same choices; else return the links unchanged.
 
-    Of what failed it is known that it is equal in float64, as it is computed and as it is written. What is left is
-    that FP32 rounding chooses other rows; all that the choices are made of is compared by the same rules.
+    The failed outputs are known to be equal in float64, both as folded and as written. What remains is that FP32
+    rounding chooses other rows. The values that the choices are made from are compared by the same rules.
     """
     try:
         cut = cut_at_choices(before, after)
@@ -158,21 +165,21 @@ def _with_given_choices(
 def _equal_after_choices(link: Link, detail: str) -> Link:
     figures = link.figures.model_copy(update={"detail": detail})
     equal = link.model_copy(update={"figures": figures}).because("equal_in_float64", detail)
-    return equal.model_copy(update={"metrics": None, "tolerance": None})  # of numbers behind other choices
+    return equal.model_copy(update={"metrics": None, "tolerance": None})  # they are of numbers after other choices
 
 
 def usual_rtols(model: onnx.ModelProto) -> dict[str, float]:
-    """What the policy allows a graph of so many layers, by link."""
+    """Return the relative tolerance of every link, for a graph with as many layers as this one."""
     return exact_rtols(depth_of(model))
 
 
 def depth_of(model: onnx.ModelProto) -> int:
-    """How many blocks it has, as far as tolerances are concerned: six layers with weights count as one."""
+    """Return the number of blocks for the tolerances: six layers with weights count as one block."""
     return sum(node.op_type in ("MatMul", "Gemm", "Conv") for node in model.graph.node) // 6
 
 
 def unrunnable(source: Path, model: onnx.ModelProto, error: Unrunnable) -> Refused:
-    """What is raised where no inputs are found on which a graph runs."""
+    """Return the error to raise if no inputs were found on which a graph runs."""
     if why := checker_error(model) or misfit(model):
         return Refused(
             f"{source} is not valid ONNX: {why}; it does not run under ONNX Runtime either.",
@@ -194,8 +201,11 @@ def unrunnable(source: Path, model: onnx.ModelProto, error: Unrunnable) -> Refus
     )
 
 
-def _as_stored(source: Path, before: Evaluated, after: Evaluated) -> tuple[Link, ...]:
-    """The same in half precision, to what that may do; none where nothing is, or where the runtime lacks it."""
+def _links_in_half_precision(source: Path, before: Evaluated, after: Evaluated) -> tuple[Link, ...]:
+    """Compare the graphs in the half precision of their weights.
+
+    Returns no links if no weight is in half precision, or if the runtime cannot run the graph in that precision.
+    """
     from repaconv.verification.probe_inputs import Unrunnable
 
     kinds = {weight.data_type for weight in constants_of(before.model.graph).values()}
@@ -223,44 +233,44 @@ def _compared(
     name: str,
     allowed: Tolerance,
     coarse: Mapping[str, float],
-    ends: tuple[str, str],
+    labels: tuple[str, str],
     reverted: Collection[str] = (),
     *,
     few: bool = False,
 ) -> tuple[Link, ...]:
-    """A link for every output; raises Unrunnable where no probes are found."""
+    """Return a link for every output. Raises Unrunnable if no probe inputs are found."""
     _require_opened(source, before)
     probes = replace(before.probes, more=tuple) if few else before.probes
-    with suppress(Exception):  # the runtime's own; it is raised again where they are compared
+    with suppress(Exception):  # any exception of the runtime; the comparison raises it again
         for each in probes.feeds:
             before.run(each)
-    before.close()  # either is as large as its weights
+    before.close()  # each open session is as large as its weights
     _require_opened(source, after, folded=True)
-    return _Pair(before, after, probes, name, allowed, coarse, ends, reverted).links(fp32_alone=few)
+    return _GraphComparison(before, after, probes, name, allowed, coarse, labels, reverted).links(fp32_alone=few)
 
 
-def _open(links: Mapping[str, Link]) -> set[str]:
-    """Outputs that differ by more than is allowed so far."""
+def _differing_outputs(links: Mapping[str, Link]) -> set[str]:
+    """Return the outputs that differ by more than is allowed so far."""
     return {output for output, link in links.items() if link.verdict == "failed" or link.reason == "rounding_too_large"}
 
 
-def _constant(links: Mapping[str, Link]) -> set[str]:
+def _constant_outputs(links: Mapping[str, Link]) -> set[str]:
     return {output for output, link in links.items() if link.reason == "constant_output"}
 
 
-class _Pair:
+class _GraphComparison:
     """Two graphs that are compared on probes.
 
     Attributes:
-        coarse: Weights that were rounded to half precision anew, and how far that moves each.
-        reverted: What was reverted of the fold, which is made once more in float64.
-        moved: The original with other roundings, each opened when it is first asked.
-        moved_written: The folded graph in float64, with other roundings of its weights.
+        coarse: The names of weights that the fold rounded to half precision again, and how far that moves each.
+        reverted: The rewrites that were reverted. The fold in float64 leaves them out, too.
+        moved: The original graph with moved weights and inputs. Each opens its session when it first runs.
+        moved_written: The folded graph in float64 with moved weights.
         chosen: The inputs that are evaluated in float64.
     """
 
     doubt = ""
-    """What of the original's evaluation in float64 is not ONNX Runtime's; empty if all is, or was not asked for."""
+    """Which operators of the original compute something else in float64 than under ONNX Runtime; empty if none does."""
 
     def __init__(
         self,
@@ -270,45 +280,45 @@ class _Pair:
         name: str,
         allowed: Tolerance,
         coarse: Mapping[str, float],
-        ends: tuple[str, str],
+        labels: tuple[str, str],
         reverted: Collection[str],
     ) -> None:
         from repaconv.verification.probe_inputs import input_independent_outputs
 
         self.before, self.after, self.probes = before, after, probes
-        self.name, self.allowed, self.coarse, self.ends = name, allowed, coarse, ends
+        self.name, self.allowed, self.coarse, self.labels = name, allowed, coarse, labels
         self.reverted = reverted
-        self.fixed, self._anew = input_independent_outputs(before.model), _made(before.model, after.model)
+        self.fixed, self._anew = input_independent_outputs(before.model), _constants_of_fold(before.model, after.model)
         self.chosen: Sequence[Feeds] = probes.feeds
-        self._drawn_for: Sequence[Feeds] = ()
+        self._prepared_for: Sequence[Feeds] = ()
 
-    def _draw(self, feeds: Sequence[Feeds]) -> None:
-        """Prepare the graphs with other roundings, which run on all of these inputs when one is first asked."""
-        if feeds is self._drawn_for:
+    def _prepare_moved_graphs(self, feeds: Sequence[Feeds]) -> None:
+        """Prepare the graphs with moved weights. Each runs on all of these inputs when its first result is needed."""
+        if feeds is self._prepared_for:
             return
         written = partial(Jittered, self.after, WRITTEN_MOVED, anew=self._anew, double=True)
         given = partial(Jittered, self.before, JITTER_SHARE * (self.allowed.rtol or 0.0))
         self.moved_written = [written(seed, feeds, {}, (self.before,)) for seed in range(ROUNDING_SAMPLES)]
         self.moved = [given(seed, feeds, self.coarse, (self.after,)) for seed in range(ROUNDING_SAMPLES)]
-        self._drawn_for = feeds
+        self._prepared_for = feeds
 
     def links(self, *, fp32_alone: bool = False) -> tuple[Link, ...]:
-        """One for every output.
+        """Return a link for every output.
 
-        Weights that were rounded to half precision move the folded graph by more than FP32 rounding does. That is
-        measured by moving them, so there float64 comes last.
+        Weights that were rounded to half precision again move the folded graph further than FP32 rounding does. This
+        is measured by moving the weights, so that float64 comes last for such a graph.
         """
         found = self._by_output(run_both(self.before, self.after, self.probes.feeds, self._comparison()))
         if fp32_alone:
             return tuple(found.values())
         if self.coarse:
-            found |= self._by_jitter(_open(found))
-            found |= self._in_float64(_open(found), _constant(found))
+            found |= self._by_jitter(_differing_outputs(found))
+            found |= self._in_float64(_differing_outputs(found), _constant_outputs(found))
         else:
-            told = self._in_float64(_open(found), _constant(found))
+            told = self._in_float64(_differing_outputs(found), _constant_outputs(found))
             found |= told
-            found |= self._by_jitter(_open(found) - told.keys())
-        doubted = _open(found) if self.doubt else set()
+            found |= self._by_jitter(_differing_outputs(found) - told.keys())
+        doubted = _differing_outputs(found) if self.doubt else set()
         return tuple(link.noted(self.doubt) if output in doubted else link for output, link in found.items())
 
     def _comparison(
@@ -320,16 +330,16 @@ class _Pair:
     ) -> Comparison:
         allowed, fixed = allowed or self.allowed, {*self.fixed, *fixed}
         scale = PerNeighborhood
-        return Comparison(self.ends[1], allowed, None, scale=scale, fixed=fixed, vague=vague, channels=channels)
+        return Comparison(self.labels[1], allowed, None, scale=scale, fixed=fixed, vague=vague, channels=channels)
 
     def _by_output(self, found: Comparison) -> dict[str, Link]:
-        return dict(zip(found.outputs, found.links(self.name, self.ends[0], self.probes.told), strict=True))
+        return dict(zip(found.outputs, found.links(self.name, self.labels[0], self.probes.told), strict=True))
 
     def _by_jitter(self, doubted: Collection[str]) -> dict[str, Link]:
-        """By how far moved weights and inputs move the original."""
+        """Compare the doubted outputs, allowing as much as moved weights and inputs move the original graph."""
         if not doubted:
             return {}
-        self._draw(self.probes.feeds)
+        self._prepare_moved_graphs(self.probes.feeds)
         noises = [LOSSY[link][1] for link, by in HALVES.values() if by in self.coarse.values()]
         found = self._comparison(vague=max([MOST_EXPLAINED, *noises]))
         run_both(self.before, self.after, self.probes.feeds, found, partial(jitter_rounding, self.moved))
@@ -347,46 +357,47 @@ class _Pair:
         return [each for each in self.probes.feeds if all(each is not one for one in self.chosen)]
 
     @property
-    def _told(self) -> str:
+    def _inputs_text(self) -> str:
+        """Describe the inputs, and how many of them are evaluated in float64."""
         others = f"in float64 for {len(self.chosen)} of {len(self.probes.feeds)} inputs" if self._others else ""
         return "; ".join(filter(None, [others, self.probes.told]))
 
     def _inputs_for_float64(self, differ: Collection[str], constant: Collection[str]) -> Sequence[Feeds]:
-        """The smallest one, and those that FP32 leaves open by how large channels are over all of them.
+        """Return the smallest input, and the inputs for which FP32 does not show that the outputs are equal.
 
-        How far inputs move an output in float64 is known by all of them alone.
+        All inputs are returned for constant outputs: how far inputs move them in float64 is only known from all inputs.
         """
         feeds = self.probes.feeds
         if constant or self.coarse:
             return feeds
 
-        def left_open(each: Feeds) -> bool:
+        def shows_difference(each: Feeds) -> bool:
             found = run_both(self.before, self.after, [each], self._comparison(channels=self._channels))
-            return not _open(self._by_output(found)).isdisjoint(differ)
+            return not _differing_outputs(self._by_output(found)).isdisjoint(differ)
 
         smallest = min(feeds, key=lambda each: sum(array.size for array in each.values()))
-        found = [each for each in feeds if each is smallest or left_open(each)]
+        found = [each for each in feeds if each is smallest or shows_difference(each)]
         return feeds if len(found) == len(feeds) else found
 
     def _in_float64(self, differ: Collection[str], constant: Collection[str]) -> dict[str, Link]:
-        """Of the outputs that float64 tells of, where it runs.
+        """Return the links of the outputs that can be compared in float64.
 
-        An output that some inputs do not show to be equal is evaluated for all: that it has numbers, or that rounding
-        chooses others, may be seen by other inputs alone.
+        If the chosen inputs do not show that an output is equal, all inputs are evaluated. Only another input may show
+        that the output has finite numbers, or that rounding chooses other rows.
         """
         if self.name != "onnx" or not (differ or constant):
             return {}
         self.chosen = self._inputs_for_float64(differ, constant)
-        told = self._told_by_float64(differ, constant)
+        told = self._links_in_float64(differ, constant)
         if self._others and not self.doubt and not all(_is_equal(told.get(output)) for output in differ):
             self.chosen = self.probes.feeds
-            told = self._told_by_float64(differ, constant)
+            told = self._links_in_float64(differ, constant)
         return told
 
-    def _told_by_float64(self, differ: Collection[str], constant: Collection[str]) -> dict[str, Link]:
-        """The same, for the inputs that are chosen."""
+    def _links_in_float64(self, differ: Collection[str], constant: Collection[str]) -> dict[str, Link]:
+        """Return the same links, for the chosen inputs only."""
         feeds = self.chosen
-        self._draw(feeds)
+        self._prepare_moved_graphs(feeds)
         self.before.close()
         self.after.close()
         try:
@@ -403,7 +414,7 @@ class _Pair:
             calls = [self._call(*each) for each in zip(feeds, folded, strict=True)]
             answers = {output: self._of_output(output, [call.of(output) for call in calls]) for output in differ}
             answers |= {output: self._by_movement(output, [call.of(output) for call in calls]) for output in constant}
-        except Exception:  # whatever cannot be evaluated in float64, of many classes: then nothing more is known
+        except Exception:  # evaluation in float64 raises many classes; without it, nothing more is known
             return {}
         several = len(calls[0].original) > 1
         return {
@@ -421,13 +432,13 @@ class _Pair:
         return found.model, found.weights
 
     def _fixed(self, output: str) -> Collection[str]:
-        """The output, where one input may be all that is compared: whether it changes is seen by all, in FP32."""
+        """Return the output if only some inputs are evaluated in float64: FP32 shows on all of them that it changes."""
         return [output] if self._others else []
 
     def _exact(self) -> Float64 | None:
-        """The candidate in float64, a fold as it is made there; None where that does not run."""
+        """Return the candidate in float64, for a fold the fold that is computed in float64; None if it does not run."""
         try:
-            if self.ends[1] != FOLDED:
+            if self.labels[1] != FOLDED:
                 return self.after.float64
             return Float64(*self._folded_in_float64())
         except Exception:  # as above
@@ -441,7 +452,7 @@ class _Pair:
         return _Call(feeds, self.before.run(feeds), folded, truth, exact, unfused)
 
     def _of_output(self, output: str, calls: Sequence[_OneOutput]) -> Link | None:
-        """What float64 says of one output; None where its numbers do not compare."""
+        """Return the link of one output in float64; None if its numbers cannot be compared."""
         if not all(call.comparable for call in calls):
             return None
         own = [_own_rounding(call.original, call.truth) for call in calls]
@@ -453,15 +464,15 @@ class _Pair:
         written = self._written(output, calls) if algebra is not None and not rounded else None
         if written is not None and written.verdict == "failed":
             return written
-        judged = rounded or written is not None  # how it was written down
+        written_is_right = rounded or written is not None
         allowed = max(self.allowed.rtol or 0.0, HALF_ROUNDINGS * max(self.coarse.values(), default=0.0))
         channels = self._channels if self._others else None
         found = self._comparison(self.allowed.model_copy(update={"rtol": allowed}), channels=channels)
         for call, moved in zip(calls, own, strict=True):
-            if not is_real and algebra is not None and (judged or self.coarse):
+            if not is_real and algebra is not None and (written_is_right or self.coarse):
                 moved = np.where(call.folded != call.truth, inf, moved)  # equal in float64: FP32 decides otherwise
-            elif judged:
-                moved = _blurred(call.truth, moved)
+            elif written_is_right:
+                moved = _with_largest_error_where_vague(call.truth, moved)
             right = {output: call.truth}
             rounding = Rounding(MEASURED, partial(self._movements, output, call, moved))
             found.add({output: call.folded.astype(call.truth.dtype)}, right, rounding=rounding)
@@ -469,17 +480,19 @@ class _Pair:
             found.add({output: self.after.run(feeds)[output]}, {output: self.before.run(feeds)[output]})
         exactly = algebra.metrics.max_rel_error if algebra is not None and algebra.metrics else None
         figures = {"error_in_float64": exactly, "unfused": sum(call.unfused for call in calls) or None}
-        (link,) = found.links(self.name, f"{self.ends[0]}, float64", self._told, **figures)
-        if self._others and not judged:
+        (link,) = found.links(self.name, f"{self.labels[0]}, float64", self._inputs_text, **figures)
+        if self._others and not written_is_right:
             return None
-        if rounded and (_chooses(link) or link.reason in UNDECIDED):  # FP32 does not say that it computes the same
+        if rounded and (
+            _rounding_may_choose(link) or link.reason in UNDECIDED
+        ):  # FP32 does not show that it computes the same
             written = self._written(output, calls)
             if written is None and self._others:
                 return None
             if written is not None and written.verdict == "failed":
                 return written
-        # where rounding moves numbers by all that is next to them, it chooses others: the boxes that a detector keeps
-        chosen = written is not None and written.verdict == "passed" and _chooses(link)
+        # rounding may choose other numbers, e.g. the boxes that a detector keeps
+        chosen = written is not None and written.verdict == "passed" and _rounding_may_choose(link)
         if self._others or algebra is None or not (chosen or link.reason in UNDECIDED):
             return link
         link = link.because("equal_in_float64")
@@ -489,18 +502,21 @@ class _Pair:
         return link.model_copy(update={"metrics": metrics, "tolerance": raised(found.allowed, metrics)})
 
     def _movements(self, output: str, call: _OneOutput, own: Array) -> Iterator[Movement]:
-        """The original's error in FP32; where that is small by chance, how far moved weights and inputs move it."""
+        """Yield the original's error in FP32, then how far moved weights and inputs move it.
+
+        The error alone may be small by chance.
+        """
         yield {output: own}
         for other in self.moved:
             moved = movement(other.run(call.feeds), {output: call.original})
             yield {name: JITTERED_TIMES / MEASURED.times * array for name, array in moved.items()}
-        yield from self._like_errors(output, call)
+        yield from self._errors_of_moved_graphs(output, call)
 
-    def _like_errors(self, output: str, call: _OneOutput) -> Iterator[Movement]:
-        """The error in FP32 of the original with moved weights and inputs: other draws of its own error.
+    def _errors_of_moved_graphs(self, output: str, call: _OneOutput) -> Iterator[Movement]:
+        """Yield the FP32 errors of the original with moved weights and inputs, as further samples of its own error.
 
-        They also see rounding inside operations that no weight enters. Other probes tell nothing of this one: there the
-        original may be conditioned otherwise.
+        They include rounding inside operations that read no weight. Errors on other probes are no samples: the original
+        may be conditioned differently there.
         """
         for other in self.moved if call.truth.dtype.kind == "f" else ():
             found, exact = other.run(call.feeds)[output], other.truth(call.feeds)[output]
@@ -508,7 +524,7 @@ class _Pair:
                 yield {output: _own_rounding(found, exact)}
 
     def _algebra(self, output: str, calls: Sequence[_OneOutput], own: Sequence[Array]) -> Link:
-        """The fold computed in float64 against the original there."""
+        """Compare the fold computed in float64 with the original in float64."""
         probes, others = self.chosen, (self.after,)
         doubles = [
             Jittered(self.before, JITTER * TO_FLOAT64, n, probes, {}, others, double=True)
@@ -521,18 +537,18 @@ class _Pair:
             for other in doubles:  # of values that are equal in float64, its rounding may choose another
                 further = movement(other.run(call.feeds), {output: call.truth}, discrete=True)
                 yield {name: JITTERED_TIMES / ALGEBRAIC.times * array for name, array in further.items()}
-            yield from self._like_errors(output, call)
+            yield from self._errors_of_moved_graphs(output, call)
 
         found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA_RTOL), fixed=self._fixed(output))
         for call, moved in zip(calls, own, strict=True):
             rounding = Rounding(ALGEBRAIC, partial(movements, call, moved))
             found.add({output: call.exact}, {output: call.truth}, rounding=rounding)
         detail = "computed in float64"
-        (link,) = found.links(self.name, f"{self.ends[0]}, float64", self._told, detail=detail)
+        (link,) = found.links(self.name, f"{self.labels[0]}, float64", self._inputs_text, detail=detail)
         return link
 
     def _written(self, output: str, calls: Sequence[_OneOutput]) -> Link | None:
-        """The folded graph as it was written, in float64; None where that does not run, or is in half precision."""
+        """Compare the written graph in float64 with the original; None if it does not run or is in half precision."""
         if self.coarse:
             return None
         found = self._comparison(fixed=self._fixed(output))
@@ -541,11 +557,13 @@ class _Pair:
             for call in calls:
                 written, rounding = self._as_written(output, call)
                 found.add({output: written}, {output: call.truth}, rounding=rounding)
-        except Exception:  # whatever cannot be evaluated in float64, of many classes
+        except Exception:  # evaluation in float64 raises many classes
             return None
         detail = "the folded graph as it was written, computed in float64"
         unfused = sum(call.unfused for call in calls) or None
-        (link,) = found.links(self.name, f"{self.ends[0]}, float64", self._told, detail=detail, unfused=unfused)
+        (link,) = found.links(
+            self.name, f"{self.labels[0]}, float64", self._inputs_text, detail=detail, unfused=unfused
+        )
         if link.verdict == "failed" and self._rounding_chose(link, output, calls):
             return link.because("equal_in_float64")
         return link
@@ -557,27 +575,27 @@ class _Pair:
         return known is not None and is_only_rounded(self.after.model, known)
 
     def _rounding_chose(self, link: Link, output: str, calls: Sequence[_OneOutput]) -> bool:
-        """Whether the written graph differs by its weights' rounding alone, which chooses other numbers.
+        """Whether the written graph differs only because the rounding of its weights chooses other numbers.
 
-        Moved weights need not put a number on the very rank where the rounded ones do. So the weights of the fold in
-        float64 are rounded: computed in float64, that is the written graph.
+        Moved weights need not choose the same numbers as the rounded weights do. Therefore the weights of the fold in
+        float64 are rounded: evaluated in float64, that must be the written graph.
         """
-        if not _chooses(link):
+        if not _rounding_may_choose(link):
             return False
         try:
             rounded = Float64(*_rounded(*self._folded_in_float64()))
             found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA_RTOL), fixed=self._fixed(output))
             for call, right in zip(calls, rounded.run_all([call.feeds for call in calls]), strict=True):
                 found.add({output: self.after.truth(call.feeds)[output]}, {output: right[output]})
-        except Exception:  # whatever cannot be evaluated in float64, of many classes
+        except Exception:  # evaluation in float64 raises many classes
             return False
         return found.links("", "", "")[0].reason == "within_tolerance"
 
     def _as_written(self, output: str, call: _OneOutput) -> tuple[Array, Rounding]:
-        """What the folded graph computes in float64, and how far the rounding of its weights moves that.
+        """Return the output of the written graph in float64, and how far the rounding of its weights moves it.
 
-        A graph that is only rounded differs from the fold in float64 by the rounding of its weights. As far as the
-        original's own error in FP32, that is known without moving any.
+        A graph that is only rounded differs from the fold in float64 by the rounding of its weights. Up to the
+        original's own error in FP32, this difference is counted as rounding without moving any weights.
         """
         written = self.after.truth(call.feeds)[output]
 
@@ -589,7 +607,7 @@ class _Pair:
         return written, jitter_rounding(self.moved_written, call.feeds, {output: written}, WRITTEN, known())
 
     def _written_within(self, limit: float, output: str, call: _OneOutput) -> bool:
-        """Whether the folded graph as it was written is off by less, besides what its weights' rounding explains."""
+        """Whether every error of the written graph is below the limit or explained by the rounding of its weights."""
         written, rounding = self._as_written(output, call)
         off, explained = apart(written, call.truth), np.zeros(written.shape)
         for moved in chain([explained], rounding.of(output)):  # each takes as long as the network
@@ -599,7 +617,7 @@ class _Pair:
         return False
 
     def _by_movement(self, output: str, calls: Sequence[_OneOutput]) -> Link | None:
-        """What is one number in FP32 for all inputs, and is not in float64: the fold there, by how far it moves."""
+        """Compare an output that is constant in FP32 and changes in float64, relative to how far it changes there."""
         if not all(call.comparable and call.exact is not None and call.truth.dtype.kind == "f" for call in calls):
             return None
         first = {call.truth.shape: call.truth for call in reversed(calls)}
@@ -613,17 +631,22 @@ class _Pair:
             return None
         if not self.coarse and not all(self._written_within(least, output, call) for call in calls):
             return None
-        ends = {"name": self.name, "reference": f"{self.ends[0]}, float64", "candidate": self.ends[1]}
+        names = {"name": self.name, "reference": f"{self.labels[0]}, float64", "candidate": self.labels[1]}
         figures = Figures(error_in_float64=off / moves)
-        return Link.concluded("equal_in_float64", figures=figures, note=self.probes.told, **ends)
+        return Link.concluded("equal_in_float64", figures=figures, note=self.probes.told, **names)
 
 
 class _Call(NamedTuple):
-    """All outputs on one probe: of the original and the folded graph in FP32, of the original and the fold in float64.
+    """All outputs on one probe.
 
-    ``unfused`` are outputs that the runtime's own fusions of the folded graph make infinite where the original is
-    finite: a quotient of two sigmoids that saturate may be that, by their last bit. Then ``folded`` is what the graph
-    gives as it is written.
+    Attributes:
+        feeds: The inputs.
+        original: Outputs of the original in FP32.
+        folded: Outputs of the folded graph in FP32.
+        truth: Outputs of the original in float64.
+        exact: Outputs of the fold in float64; empty if it does not run.
+        unfused: Outputs that are infinite only because of the runtime's own fusions, e.g. a quotient of two saturated
+            sigmoids. Their ``folded`` is computed without these fusions.
     """
 
     feeds: Feeds
@@ -641,7 +664,7 @@ class _Call(NamedTuple):
 
 
 class _OneOutput(NamedTuple):
-    """The same of one output."""
+    """The same values for one output; see `_Call`."""
 
     feeds: Feeds
     original: Any
@@ -659,23 +682,23 @@ class _OneOutput(NamedTuple):
 
 
 def _overflows(found: Any, truth: Any) -> bool:
-    """Whether one is no number where the other is."""
+    """Whether an output is infinite or NaN where the true output is finite."""
     real = all(isinstance(one, np.ndarray) and one.dtype.kind == "f" for one in (found, truth))
     return real and found.shape == truth.shape and bool((np.isfinite(truth) & ~np.isfinite(found)).any())
 
 
 def _is_equal(link: Link | None) -> bool:
-    """Whether numbers were compared and are equal, but for rounding."""
+    """Whether numbers were compared and are equal except for rounding."""
     return link is not None and link.reason in ("within_tolerance", "explained_by_rounding")
 
 
-def _chooses(link: Link) -> bool:
-    """Whether an output differs where rounding moves numbers by all that is next to them, so that it chooses others."""
+def _rounding_may_choose(link: Link) -> bool:
+    """Whether rounding may have chosen other numbers: it moves some by as much as the largest number next to them."""
     return link.reason == "exceeds_tolerance" and (link.figures.rounding or 0.0) >= 1.0
 
 
 def _rounded(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelProto, Weights]:
-    """A graph in float64 with weights that are rounded to float32."""
+    """Return a graph in float64 whose weights are rounded to float32."""
     import onnx_ir as ir
     from onnx import numpy_helper
 
@@ -697,9 +720,9 @@ def _rounded(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelProto,
 
 
 def _own_rounding(single: Array, truth: Array) -> Array:
-    """How far the original in FP32 is from itself in float64, on one probe.
+    """Return the error of the original in FP32 against itself in float64, on one probe.
 
-    A number may be exact there by chance, so each is moved as in the image of that probe where it is moved most,
+    A number may be exact by chance. Its error is therefore the largest of this number over the images of the probe,
     relative to the numbers next to it.
     """
     own = movement({"": single}, {"": truth}, discrete=True)[""]
@@ -710,20 +733,20 @@ def _own_rounding(single: Array, truth: Array) -> Array:
     return np.asarray((share.max(0, initial=0.0) if share.ndim else share) * scale)
 
 
-def _blurred(truth: Array, own: Array) -> Array:
-    """The same, but of numbers that FP32 gets wrong by more than `MOST_EXPLAINED`, the most of all in that image.
+def _with_largest_error_where_vague(truth: Array, own: Array) -> Array:
+    """Return the errors, with those above `MOST_EXPLAINED` replaced by the largest error of their image.
 
-    What FP32 keeps of such a slice may be a single value (a normalization of numbers that it cannot tell apart), which
-    is exact in all draws or off by a whole step. They are left out, as the original has them no more right; an error
-    beyond all rounding of that image is none.
+    The comparison leaves out numbers with such large errors, because the original has them no more right. FP32 may keep
+    a single value of such a slice, e.g. of a normalization of numbers that it cannot tell apart. That value is exact in
+    all samples or off by a whole step. An error beyond the largest error of the image still fails.
     """
     inner = tuple(range(1, own.ndim))
     most = np.where(np.isfinite(own), own, 0.0).max(inner, keepdims=True, initial=0.0)
     return np.where(own > MOST_EXPLAINED * neighborhood(truth), np.maximum(own, most), own)
 
 
-def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
-    """The constants of half precision that went into others, by name, and how far a rounding moves those."""
+def _weights_rounded_to_half_again(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
+    """Return the constants in half precision that the fold merged into others, and how far rounding moves these."""
     halves, left = (
         {name: weight for name, weight in constants_of(model.graph).items() if weight.data_type in HALVES}
         for model in (before, after)
@@ -732,8 +755,8 @@ def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, 
     return {name: HALVES[weight.data_type][1] for name, weight in halves.items() if _numbers(weight) not in kept}
 
 
-def _made(before: onnx.ModelProto, after: onnx.ModelProto) -> Collection[str]:
-    """The constants that a fold computed and rounded, by name; a single number may be one."""
+def _constants_of_fold(before: onnx.ModelProto, after: onnx.ModelProto) -> Collection[str]:
+    """Return the names of the constants that the fold computed and rounded; a constant may be a single number."""
     given, made = constants_of(before.graph), constants_of(after.graph)
     return {
         name
@@ -760,7 +783,7 @@ def _require_opened(source: Path, graph: Evaluated, *, folded: bool = False) -> 
 
 
 def _not_loaded(source: Path, model: onnx.ModelProto, message: str, *, folded: bool = False) -> Refused:
-    """What is raised where ONNX Runtime does not load a graph, by the message of its engine."""
+    """Return the error to raise if ONNX Runtime does not load a graph; ``message`` is that of its engine."""
     why = message.partition(": ")[2].removesuffix(".")
     defect = "This is a defect of repaconv; please report it with `repaconv inspect` of the file."
     return Refused(
@@ -771,7 +794,7 @@ def _not_loaded(source: Path, model: onnx.ModelProto, message: str, *, folded: b
 
 
 def _how_to_load(model: onnx.ModelProto, why: str) -> str:
-    """What to do about a graph that ONNX Runtime does not load, by what it says."""
+    """Return what to do about a graph that ONNX Runtime does not load, by the reason that it gives."""
     if "not a registered function" in why or "No Op registered" in why:
         return (
             "This ONNX Runtime has no such operator: write it with standard ones, or fold what is before and after it."
@@ -798,7 +821,7 @@ def _how_to_load(model: onnx.ModelProto, why: str) -> str:
 
 
 def rounds_worse(links: tuple[Link, ...]) -> bool:
-    """Whether all that failed differs in FP32 alone, and the fold in float64 equals the original."""
+    """Whether every failed output differs in FP32 only, while the fold in float64 equals the original."""
     failed = [link for link in links if link.verdict == "failed"]
     return bool(failed) and all(
         link.reason == "exceeds_tolerance" and link.figures.error_in_float64 is not None for link in failed
@@ -806,7 +829,7 @@ def rounds_worse(links: tuple[Link, ...]) -> bool:
 
 
 def not_equal(source: Path, links: tuple[Link, ...]) -> GateFailed:
-    """What is raised where a link failed."""
+    """Return the error to raise if a link failed."""
     worst = next(link for link in links if link.verdict == "failed")
     return GateFailed(
         f"the folded graph does not compute what {source} does ({worst.candidate.removeprefix(FOLDED + ', ')}: "

@@ -41,7 +41,7 @@ from repaconv.results import Link, Tolerance
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.model_opening import OpenedModel, open_model
 from repaconv.stages.shared.safetensors_weights import write_checkpoint
-from repaconv.verification.comparison import judge
+from repaconv.verification.comparison import link_between
 from repaconv.verification.input_batches import Batch
 from repaconv.verification.model_runners import Images, call_of
 
@@ -190,7 +190,7 @@ class Curve:
         links = {}
         for name in [name for name in outputs if name != ORIGINAL]:
             ends, allowed = ((each, outputs[each]) for each in (ORIGINAL, name)), Tolerance(kind="lossy")
-            links[name] = judge(name, *ends, logits=True, tolerance=allowed, labels=self.held.labels)
+            links[name] = link_between(name, *ends, logits=True, tolerance=allowed, labels=self.held.labels)
         return links
 
     def _classified(self, session: Session) -> Iterator[Any]:

@@ -27,7 +27,7 @@ import repaconv as rc
 from repaconv.core import plugins
 from repaconv.core.files import read_artefact
 from repaconv.results import ExportArtefact, MethodFold
-from repaconv.verification.comparison import judge
+from repaconv.verification.comparison import link_between
 from repaconv.verification.input_batches import random_inputs
 from repaconv.verification.model_runners import image_model
 from repaconv.verification.tolerances import tolerance
@@ -115,7 +115,7 @@ def compare(root: Path, emulator: Path, engine: Path, exported: ExportArtefact, 
     said = run(command).strip().splitlines()[-1]
     there, here = np.load("arm.npy"), image_model(engine).run(images)
     link = "engine" if exported.precision == "fp32" else exported.precision
-    found = judge(link, ("x86-64", here), (said, there), logits=True, tolerance=tolerance(link))
+    found = link_between(link, ("x86-64", here), (said, there), logits=True, tolerance=tolerance(link))
     assert found.metrics is not None
     differ = int((there != here).sum())
     print(

@@ -9,7 +9,7 @@ import pytest
 
 from repaconv.results import Tolerance
 from repaconv.verification.accuracy_budget import Budget
-from repaconv.verification.comparison import Channels, Comparison, PerImage, PerNeighborhood, joined, judge
+from repaconv.verification.comparison import Channels, Comparison, PerImage, PerNeighborhood, link_between, overall_link
 from repaconv.verification.output_metrics import mcnemar
 from repaconv.verification.rounding import JITTERED, JITTERED_TIMES, MEASURED, MEASURED_TIMES, MOST_EXPLAINED, Rounding
 from repaconv.verification.tolerances import LEAST_OUTPUT_CHANGE, tolerance
@@ -91,7 +91,7 @@ def test_a_small_channel_is_held_to_its_own_size_by_neighborhood_alone():
 def test_a_lossy_link_counts_no_exact_differences():
     one = Comparison("candidate", tolerance("fp16"), "y")
     one.add({"y": RIGHT * (1 + 1e-4)}, {"y": RIGHT})
-    link = joined(one.links("fp16", "reference"))
+    link = overall_link(one.links("fp16", "reference"))
     assert (link.verdict, link.reason, link.figures.different) == ("passed", "within_tolerance", None)
 
 
@@ -146,7 +146,7 @@ def test_a_masked_class_is_never_the_top_1_prediction():
     labels = right[:, 1:].argmax(1)
 
     def link(found, right, labels):
-        return judge("fp16", ("r", right), ("c", found), logits=True, tolerance=tolerance("fp16"), labels=labels)
+        return link_between("fp16", ("r", right), ("c", found), logits=True, tolerance=tolerance("fp16"), labels=labels)
 
     for mask in (-np.inf, np.nan):
         found[:, 0] = right[:, 0] = mask

@@ -14,7 +14,7 @@ import repaconv
 from repaconv.results import PREVIOUS, Figures, Link, Tolerance, VerifyArtefact
 from repaconv.results.link_reasons import PHRASES, REASONS, reason_in_words, sentence, verdict_for
 from repaconv.results.records import Verdict
-from repaconv.verification.comparison import judge
+from repaconv.verification.comparison import link_between
 
 DATA = Path(__file__).parent / "data" / "schema2"
 TOLERANCE = Tolerance(kind="exact", rtol=1e-5)
@@ -31,9 +31,9 @@ def test_a_reason_has_one_verdict_and_a_phrase():
 
 def test_a_link_tells_programs_why_in_one_word_and_in_figures():
     right = np.random.default_rng(0).standard_normal((4, 5))
-    link = judge("onnx", ("a", right), ("b", right + 1e-3), logits=False, tolerance=TOLERANCE)
+    link = link_between("onnx", ("a", right), ("b", right + 1e-3), logits=False, tolerance=TOLERANCE)
     assert json.loads(link.model_dump_json())["reason"] == link.reason == "exceeds_tolerance"
-    still = judge("onnx", ("a", 0 * right + 1), ("b", 0 * right + 1), logits=False, tolerance=TOLERANCE)
+    still = link_between("onnx", ("a", 0 * right + 1), ("b", 0 * right + 1), logits=False, tolerance=TOLERANCE)
     assert (still.reason, still.verdict) == ("constant_output", "not verified")
     again = still.because("required", "not verified")
     assert (again.reason, again.verdict) == ("required", "failed")

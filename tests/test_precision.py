@@ -54,7 +54,7 @@ from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.lower_precision import int8_for, largest_values, loader_for, to_precision
 from repaconv.stages.tune.search import sensitivities
 from repaconv.stages.verify.verification_chain import CLIPPED_NOTE
-from repaconv.verification.comparison import judge
+from repaconv.verification.comparison import link_between
 from repaconv.verification.input_batches import npz_inputs, random_inputs
 from repaconv.verification.model_runners import Images, decides, image_model, load_onnx
 from repaconv.verification.tolerances import tolerance
@@ -100,7 +100,7 @@ def test_every_method_in_every_precision(name, precision, record_property):
     sessions = load_onnx(model.SerializeToString()), load(runs_here.SerializeToString())
     outputs = [np.concatenate([Images(each).run(piece) for piece in pieces]) for each in sessions]
     allowed = tolerance(kind, decides=decides(runner.module))
-    link = judge(kind, ("float32", outputs[0]), (kind, outputs[1]), logits=True, tolerance=allowed)
+    link = link_between(kind, ("float32", outputs[0]), (kind, outputs[1]), logits=True, tolerance=allowed)
     agreement = f"{link.metrics.top1_agreement:.1%} agree, cosine {link.metrics.cosine:.6f}"
     record_property("lower precision", f"{name} {precision}: {agreement}")
     assert link.verdict == "passed", agreement

@@ -18,8 +18,8 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.method_api.preprocessing import preprocessing_of
 from repaconv.method_api.settings import Knobs
 from repaconv.results import Link, Preprocessing, Tolerance
-from repaconv.verification.comparison import Comparison, judge
-from repaconv.verification.comparison import joined as outputs_joined
+from repaconv.verification.comparison import Comparison, link_between
+from repaconv.verification.comparison import overall_link as outputs_joined
 from repaconv.verification.image_files import prepared, read_image
 from repaconv.verification.input_batches import image_inputs, npz_inputs, random_inputs
 from repaconv.verification.model_runners import FixedBatch, Images, TorchRunner
@@ -49,13 +49,13 @@ def test_metrics_by_hand():
         broken = reference.copy()
         broken[0, 0] = bad
         for name in ("stored", "int8"):
-            link = judge(name, ("a", reference), ("b", broken), logits=True, tolerance=tolerance(name))
+            link = link_between(name, ("a", reference), ("b", broken), logits=True, tolerance=tolerance(name))
             assert link.verdict == "failed"
     with pytest.raises(ValueError, match="cannot compare"):
         measure(reference[:1], reference, logits=True)
     zero = np.zeros((1, 2))
     allowed = tolerance("fold", logits=False)
-    assert judge("fold", ("a", zero), ("b", zero), logits=False, tolerance=allowed).verdict == "passed"
+    assert link_between("fold", ("a", zero), ("b", zero), logits=False, tolerance=allowed).verdict == "passed"
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**31))
@@ -88,10 +88,10 @@ def test_a_flip_inside_the_noise_is_told_from_one_that_matters():
     close, far = reference.copy(), reference.copy()
     close[0, 1] = 1.0000005
     far[1, 1] = 1.1
-    exact = judge("onnx", ("a", reference), ("b", close), logits=True, tolerance=tolerance("onnx"))
+    exact = link_between("onnx", ("a", reference), ("b", close), logits=True, tolerance=tolerance("onnx"))
     assert (exact.metrics.top1_flips, exact.metrics.top1_flips_that_matter) == (1, 0)
     assert exact.verdict == "passed"
-    lossy = judge("int8", ("a", reference), ("b", far), logits=True, tolerance=tolerance("int8"))
+    lossy = link_between("int8", ("a", reference), ("b", far), logits=True, tolerance=tolerance("int8"))
     assert lossy.metrics.top1_flips_that_matter == 1
     assert lossy.verdict == "failed"
 
@@ -106,7 +106,9 @@ def test_flips_within_the_noise_are_a_figure_of_their_own_with_a_limit():
         candidate = reference[:images].copy()
         candidate[:within, 1] = 10.1
         candidate[40 : 40 + beyond, 1] = 10.1
-        return judge("int8", ("a", reference[:images]), ("b", candidate), logits=True, tolerance=tolerance("int8"))
+        return link_between(
+            "int8", ("a", reference[:images]), ("b", candidate), logits=True, tolerance=tolerance("int8")
+        )
 
     sound = judged(6)
     assert (sound.verdict, sound.metrics.top1_agreement, sound.metrics.top1_close) == ("passed", 0.94, 40)
@@ -121,10 +123,12 @@ def test_flips_within_the_noise_are_a_figure_of_their_own_with_a_limit():
     assert judged(2, images=2).verdict == "passed"  # of two, chance has both
     assert "2 classes that led by more than 10% of the largest logit changed, 1% of all" in judged(0, beyond=2).note
     same = {"logits": True, "tolerance": tolerance("int8")}
-    labelled = judge("int8", ("a", reference), ("b", reference), labels=np.zeros(100, dtype=np.int64), **same)
+    labelled = link_between("int8", ("a", reference), ("b", reference), labels=np.zeros(100, dtype=np.int64), **same)
     assert "accuracy was not looked at" not in labelled.note
     many = np.tile(reference, (50, 1))
-    assert judge("int8", ("a", many), ("b", many), **same).verdict == "passed"  # 2000 close ones: no number overflows
+    assert (
+        link_between("int8", ("a", many), ("b", many), **same).verdict == "passed"
+    )  # 2000 close ones: no number overflows
 
 
 def test_lossy_is_never_held_to_an_exact_tolerance():
@@ -132,7 +136,7 @@ def test_lossy_is_never_held_to_an_exact_tolerance():
     reference = random.standard_normal((200, 10))
     reference[np.arange(200), random.integers(0, 10, 200)] += 6
     candidate = reference + 0.2 * random.standard_normal((200, 10))
-    link = judge("int8", ("a", reference), ("b", candidate), logits=True, tolerance=tolerance("int8"))
+    link = link_between("int8", ("a", reference), ("b", candidate), logits=True, tolerance=tolerance("int8"))
     assert (link.verdict, link.tolerance.kind, link.tolerance.rtol) == ("passed", "lossy", None)
     with pytest.raises(UsageProblem, match="lossy"):
         tolerance("int8", rtol={"int8": 1e-3})
@@ -200,7 +204,9 @@ def test_every_image_has_a_scale_of_its_own():
     reference = random.standard_normal((64, 10))
 
     def judged(candidate, reference, logits=True, name="onnx"):
-        return judge(name, ("a", reference), ("b", candidate), logits=logits, tolerance=tolerance(name, logits=logits))
+        return link_between(
+            name, ("a", reference), ("b", candidate), logits=logits, tolerance=tolerance(name, logits=logits)
+        )
 
     for loud in (1, 32, 63):  # the others are unrelated
         one, other = reference.copy(), random.standard_normal((64, 10))
@@ -236,25 +242,29 @@ def test_lossy_links_see_scale_offset_and_a_single_logit(name):
     }
     for told, (candidate, reference, logits) in wrong.items():
         allowed = tolerance(name, logits=logits)
-        assert judge(name, ("a", reference), ("b", candidate), logits=logits, tolerance=allowed).verdict == "failed", (
-            told
-        )
+        assert (
+            link_between(name, ("a", reference), ("b", candidate), logits=logits, tolerance=allowed).verdict == "failed"
+        ), told
         near = reference * (1 + 1e-3 * random.standard_normal(reference.shape) / np.abs(reference).max())
-        assert judge(name, ("a", reference), ("b", near), logits=logits, tolerance=allowed).verdict == "passed", told
+        assert (
+            link_between(name, ("a", reference), ("b", near), logits=logits, tolerance=allowed).verdict == "passed"
+        ), told
 
 
 def test_an_output_that_is_the_same_for_all_images_shows_nothing():
     constant = np.tile([1.0, 2.0, 4.0], (3, 1))
     for name in ("onnx", "int8"):
-        link = judge(name, ("a", constant), ("b", constant), logits=True, tolerance=tolerance(name))
+        link = link_between(name, ("a", constant), ("b", constant), logits=True, tolerance=tolerance(name))
         assert (link.verdict, link.metrics.spread) == ("not verified", 0.0)
         assert link.reason == "constant_output"
-        wrong = judge(name, ("a", constant), ("b", 2 * constant), logits=True, tolerance=tolerance(name))
+        wrong = link_between(name, ("a", constant), ("b", 2 * constant), logits=True, tolerance=tolerance(name))
         assert wrong.verdict == "failed"
     moving = constant + np.arange(3)[:, None]
     wide = tolerance("onnx", atol={"onnx": 10.0})
-    assert judge("onnx", ("a", moving), ("b", moving), logits=True, tolerance=tolerance("onnx")).verdict == "passed"
-    assert judge("onnx", ("a", moving), ("b", moving), logits=True, tolerance=wide).verdict == "not verified"
+    assert (
+        link_between("onnx", ("a", moving), ("b", moving), logits=True, tolerance=tolerance("onnx")).verdict == "passed"
+    )
+    assert link_between("onnx", ("a", moving), ("b", moving), logits=True, tolerance=wide).verdict == "not verified"
 
 
 def test_a_merge_knows_by_how_little_it_was_decided():

@@ -28,7 +28,7 @@ from repaconv.results import Link, MethodFold
 from repaconv.rewrites.presets import chosen
 from repaconv.sources import checkpoint_source
 from repaconv.sources.source_model import DEPLOY
-from repaconv.verification.comparison import judge
+from repaconv.verification.comparison import link_between
 from repaconv.verification.tolerances import tolerance
 
 RUN = Path("repaconv-out/tiny")
@@ -262,7 +262,7 @@ def test_writing_is_atomic(tmp_path):
 
 def test_what_is_no_number_is_json_all_the_same_and_reads_back(tmp_path, capfd):
     broken = np.array([[1.0, np.nan], [np.inf, 0.0]])
-    link = judge("onnx", ("a", np.ones((2, 2))), ("b", broken), logits=True, tolerance=tolerance("onnx"))
+    link = link_between("onnx", ("a", np.ones((2, 2))), ("b", broken), logits=True, tolerance=tolerance("onnx"))
     write_artefact(path := tmp_path / "link.json", link)
     print_json("verify", 1, link.model_dump(mode="json"))
 

@@ -25,7 +25,7 @@ from repaconv.tasks.labels import coco_images, label_array
 from repaconv.tasks.recognition import Choice, by_outputs
 from repaconv.tasks.segmentation import Segmentation
 from repaconv.verification.accuracy_budget import Budget
-from repaconv.verification.comparison import Comparison, judge
+from repaconv.verification.comparison import Comparison, link_between
 from repaconv.verification.input_batches import Batch, Inputs
 from repaconv.verification.tolerances import tolerance
 
@@ -174,12 +174,12 @@ def test_labels_that_show_nothing_give_no_accuracy_and_meet_no_budget():
 
 def test_a_loss_that_is_not_known_is_not_within_a_budget():
     features = np.random.default_rng(0).normal(size=(8, 5))
-    link = judge("converted", ("a", features), ("b", features), logits=True, tolerance=Tolerance(kind="lossy"))
+    link = link_between("converted", ("a", features), ("b", features), logits=True, tolerance=Tolerance(kind="lossy"))
     assert Budget(0.5, None).judged(link).reason == "within_budget"
     unknown = Budget(0.5, 0.5).judged(link)  # no labels
     assert (unknown.reason, unknown.verdict) == ("loss_unknown", "not verified")
     assert "the budget limits a loss that these images do not show" in unknown.note
-    known = judge(
+    known = link_between(
         "converted",
         ("a", features),
         ("b", features),
@@ -188,9 +188,13 @@ def test_a_loss_that_is_not_known_is_not_within_a_budget():
         labels=features.argmax(1),
     )
     assert Budget(0.5, 0.5).judged(known).reason == "within_budget"
-    flipped = judge("converted", ("a", features), ("b", -features), logits=True, tolerance=Tolerance(kind="lossy"))
+    flipped = link_between(
+        "converted", ("a", features), ("b", -features), logits=True, tolerance=Tolerance(kind="lossy")
+    )
     assert Budget(0.1, 0.5).judged(flipped).reason == "exceeds_budget"
-    no_classes = judge("converted", ("a", features), ("b", features), logits=False, tolerance=Tolerance(kind="lossy"))
+    no_classes = link_between(
+        "converted", ("a", features), ("b", features), logits=False, tolerance=Tolerance(kind="lossy")
+    )
     assert Budget(0.5, None).judged(no_classes).reason == "loss_unknown"
 
 

@@ -12,7 +12,7 @@ from repaconv.tasks.contract import NetworkFacts
 from repaconv.tasks.evaluation import Evaluation as TaskEvaluation
 from repaconv.tasks.recognition import Choice
 from repaconv.verification.accuracy_budget import Budget
-from repaconv.verification.comparison import judge
+from repaconv.verification.comparison import link_between
 
 LINK = "converted"
 ORIGINAL = "the original, float32"
@@ -57,7 +57,7 @@ class Evaluation:
     def _link(self, found: Tensor, budget: Budget) -> Link:
         ends = (ORIGINAL, self.right.numpy()), ("converted, float32", found.numpy())
         allowed = Tolerance(kind="lossy")
-        link = judge(LINK, *ends, logits=self.logits, tolerance=allowed, labels=self.part.labels)
+        link = link_between(LINK, *ends, logits=self.logits, tolerance=allowed, labels=self.part.labels)
         if not self.logits and budget.asked:
             link = link.model_copy(update={"task": self._embedded(found).result()})
         return budget.judged(link)

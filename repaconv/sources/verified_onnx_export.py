@@ -220,7 +220,7 @@ class ExpectedOutputs(NamedTuple):
 
     def link(self, name: str, ends: tuple[str, str], outputs: Outputs) -> Link:
         """Compare outputs with the expected ones; ``ends`` names (reference, candidate)."""
-        from repaconv.verification.comparison import Comparison, joined
+        from repaconv.verification.comparison import Comparison, overall_link
         from repaconv.verification.tolerances import tolerance
 
         logits = "logits" in self.expected[0]
@@ -229,7 +229,7 @@ class ExpectedOutputs(NamedTuple):
         found = Comparison(ends[1], allowed)
         for got, right, unsure, rounding in zip(outputs, self.expected, self.undecided, self.roundings, strict=True):
             found.add(got, right, undecided=unsure, whole=self.whole, rounding=rounding)
-        return joined(found.links(name, ends[0]))
+        return overall_link(found.links(name, ends[0]))
 
     def located(self, link: Link, right: Trace, wrong: onnx.ModelProto, *, by_module: bool) -> Link:
         """Add to a failed link the first layer at which reference and candidate differ."""

@@ -75,7 +75,7 @@ def assert_parity(
 
 def _links(pairs: Mapping[str, tuple[Array, Array]], usual: Tolerance, lossy: str | None) -> list[Link]:
     """Return one comparison per output, named as the reference's outputs."""
-    from repaconv.verification.comparison import judge
+    from repaconv.verification.comparison import link_between
     from repaconv.verification.tolerances import tolerance
 
     links = []
@@ -83,7 +83,7 @@ def _links(pairs: Mapping[str, tuple[Array, Array]], usual: Tolerance, lossy: st
         logits = expected.ndim == 2 and expected.dtype.kind == "f"
         allowed = tolerance(lossy, logits=logits) if lossy else usual
         ends = ("reference", expected.astype(np.float64)), ("candidate", found.astype(np.float64))
-        links.append(judge(f"output {name}", *ends, logits=logits, tolerance=allowed))
+        links.append(link_between(f"output {name}", *ends, logits=logits, tolerance=allowed))
     return links
 
 

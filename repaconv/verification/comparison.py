@@ -1,19 +1,21 @@
-"""The comparison of a reference and a candidate: all outputs by name, over batches of inputs, each with its verdict.
+"""Compare a candidate's outputs with a reference's, over batches of inputs, and give each output a verdict.
 
-Every comparison in repaconv is one of these: `verify`, `fold`, `export`, `build`, `bench --against`, `tune`, `compare`,
-`gate`, bundles and `assert_parity`. The only thing that differs is the scale by which a difference is large:
+Every comparison in repaconv uses this module: `verify`, `fold`, `export`, `build`, `bench --against`, `tune`,
+`compare`, `gate`, bundles and `assert_parity`. Their only difference is the scale to which an error is relative:
 
-- `PerImage`: relative to the largest number of the image. For networks on images, of which there may be many.
-- `PerNeighborhood`: relative to the largest number next to each number, along the axis where that is smallest, so that
-  a small channel next to a large one is held to its own size. For an arbitrary graph and what replaces it, on a few
-  probes; there names, types and shapes must be equal as well. `Channels` says how large they are over all probes.
+- `PerImage`: the largest number of the image. It is for networks on images, of which there may be many.
+- `PerNeighborhood`: the largest number next to each number, along the axis where that is smallest. A small channel next
+  to a large one is thus held to its own size. It is for an arbitrary graph and the graph that replaces it, on a few
+  probes. There, names, types and shapes must be equal as well. `Channels` measures the sizes of channels over probes.
 
-A number (of an image, or of a neighborhood) is *equal* within the tolerance. If some are not, it is asked how far
-rounding moves the original network (`repaconv.verification.rounding`): a difference that rounding explains is no fault,
-one beyond it is. Where rounding explains more than `MOST_EXPLAINED`, an agreement says little, and the number is left
-out. Where most numbers are left out, an output changes too little between inputs, or what was measured is no rounding
-(`repaconv.verification.float64_agreement`), nothing is verified. Integers and truth values are equal or not; those that
-rounding decides are left out.
+A number (of an image, or of a neighborhood) is *equal* within the tolerance. If some numbers are not equal, the
+comparison measures how far rounding moves the original network (`repaconv.verification.rounding`). A difference that
+rounding explains is no fault; a larger difference is one. Where rounding explains more than `MOST_EXPLAINED`, an
+agreement says little, and the number is left out.
+
+Nothing is verified in three cases: most numbers are left out, the output changes too little between inputs, or the
+measured error is not rounding (`repaconv.verification.float64_agreement`). Integers and truth values are equal or not;
+those that rounding decides are left out.
 """
 
 from __future__ import annotations
@@ -48,17 +50,20 @@ Problem = tuple[Reason, Figures]
 
 
 def shapes_of(feeds: Feeds) -> Shapes:
-    """Of every input: where those are equal and an output's are not, its length depends on the inputs' numbers."""
+    """Return the names and shapes of inputs.
+
+    If an output's shape changes while these stay the same, its length depends on the inputs' numbers.
+    """
     return tuple((name, np.shape(array)) for name, array in feeds.items())
 
 
-# --- What became of the numbers of one output: equal, explained by rounding, left out, or different.
+# --- Count the numbers of one output that are equal, explained by rounding, left out, or different.
 
 
 class Tally:
     """Counts of images or numbers, and how far rounding moves those that it explains.
 
-    ``nans`` are NaN on both sides: equal, but nothing is seen by them.
+    ``nans`` counts numbers that are NaN on both sides: they are equal, but verify nothing.
     """
 
     def __init__(self, unit: Literal["images", "numbers"]) -> None:
@@ -68,9 +73,14 @@ class Tally:
         self.kind: Kind | None = None
 
     def add(self, error: Array, allowed: Array, explained: Array, scale: Array, vague: float) -> NDArray[np.bool_]:
-        """Errors, what the tolerance allows and what rounding explains, all of one shape; which of them are left out.
+        """Count numbers, and return the mask of those that are left out. All arrays have one shape.
 
-        NaN is different from everything.
+        Args:
+            error: The absolute errors; NaN counts as different.
+            allowed: What the tolerance allows.
+            explained: What rounding explains.
+            scale: The size to which errors are relative.
+            vague: Numbers of which rounding explains more than this share of the scale are left out.
         """
         with np.errstate(invalid="ignore", divide="ignore"):
             beyond = ~(error <= allowed)
@@ -90,10 +100,10 @@ class Tally:
 
     @property
     def figures(self) -> Figures:
-        """Of the reason."""
+        """The counts as figures of a link."""
         counts: dict[str, Any] = {"unit": self.unit, "compared": self.compared}
         counts |= {name: getattr(self, name) or None for name in ("different", "left_out", "explained")}
-        if self.error:  # of numbers; integers and truth values are equal or not
+        if self.error:  # only for floating-point numbers
             counts["error"] = self.error
         if self.kind is not None and (self.explained or self.left_out):
             kind = self.kind
@@ -103,7 +113,10 @@ class Tally:
 
 
 class PerImage:
-    """Every image by its largest number; what an image's scale is depends on all of them (`output_metrics`)."""
+    """The error of an image relative to its largest number.
+
+    A quiet image gets a scale that depends on all images, see `output_metrics`.
+    """
 
     replaces = False
     unit: Literal["images", "numbers"] = "images"
@@ -113,7 +126,7 @@ class PerImage:
         self.kind: Kind | None = None
 
     def add(self, a: Array, b: Array, name: str, shape: tuple[int, ...], rounding: Rounding | None) -> Array:
-        """Of one batch [N, K]: how far rounding moves each image [N], where the tolerance does not suffice."""
+        """Return how far rounding moves each image [N] of a batch [N, K]; 0 if all images are within the tolerance."""
         with np.errstate(invalid="ignore", over="ignore"):
             error, scale = np.abs(a - b).max(1, initial=0.0), largest(b).max(1, initial=0.0)
             within = (error <= (self.tolerance.rtol or 0.0) * scale) | (error <= (self.tolerance.atol or 0.0))
@@ -121,7 +134,7 @@ class PerImage:
             return np.zeros(len(b))
         self.kind = rounding.kind
         moved = np.zeros(len(b))
-        for one in rounding.of(name):  # each takes as long as the network; one that moves an image as far says enough
+        for one in rounding.of(name):  # each takes one inference: stop when all is explained
             if one.shape == shape:
                 moved = np.maximum(moved, one.reshape(len(b), -1).max(1, initial=0.0))
             if (within | (error <= rounding.kind.times * moved)).all():
@@ -129,7 +142,7 @@ class PerImage:
         return moved
 
     def tally(self, meter: Meter) -> Tally:
-        """Of all images."""
+        """Return the counts over all images."""
         found, scale, error = Tally(self.unit), meter.scales(), meter.column("error")
         if self.tolerance.kind == "lossy":
             found.compared = len(error)
@@ -142,7 +155,7 @@ class PerImage:
 
 
 class PerNeighborhood:
-    """Every number by the largest next to it; a few inputs, whose numbers are not kept."""
+    """The error of each number relative to the largest number next to it. Numbers are not kept between probes."""
 
     replaces = True
     unit: Literal["images", "numbers"] = "numbers"
@@ -151,7 +164,10 @@ class PerNeighborhood:
         self.tolerance, self.vague, self._tally = tolerance, vague, Tally(self.unit)
 
     def add(self, found: Array, right: Array, call: _Call) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """One probe: which numbers are left out, and which are equal as NaN and infinity are."""
+        """Add one probe; return the masks of numbers that are left out and of numbers without any error.
+
+        NaN and infinity are without error if both sides have the same.
+        """
         rounding = call.rounding
         a, b = found.astype(np.float64), right.astype(np.float64)
         error, size = apart(a, b), largest(b)
@@ -162,7 +178,7 @@ class PerNeighborhood:
         if rounding is not None and not (error <= allowed).all():
             self._tally.kind = rounding.kind
             moved, doubted = np.zeros(b.shape), np.ones(b.shape, np.bool_)
-            for one in rounding.of(call.output):  # one that moves a number as far says enough of that
+            for one in rounding.of(call.output):  # stop when all is explained
                 moved = np.maximum(moved, one if one.shape == b.shape else np.inf)
                 explained = np.where(doubted, rounding.kind.times * largest_along_least_axis(size, moved)[1], explained)
                 doubted = ~(error <= np.maximum(allowed, explained))
@@ -173,7 +189,7 @@ class PerNeighborhood:
         return left_out, error == 0
 
     def tally(self, meter: Meter) -> Tally:
-        """Of all probes."""
+        """Return the counts over all probes."""
         return self._tally
 
 
@@ -181,16 +197,16 @@ Scale = type[PerImage] | type[PerNeighborhood]
 
 
 class Channels:
-    """How large the channels of outputs are over several probes; in place of `neighborhood`, which knows one of them.
+    """The sizes of the outputs' channels over several probes; `neighborhood` knows the numbers of one probe only.
 
-    If a probe is one image, each class is one number, which may be near zero by chance. Over all probes a class has a
-    size: its largest number, and its largest share of the largest number of a probe. It is held to the lesser of both,
-    so that a class that is bounded is not excused by others that grow with the probe. The same holds for every axis but
-    the first, which is that of images.
+    If a probe is one image, each class is one number, which may be near zero by chance. Two sizes of a class are
+    measured over all probes: its largest number, and its largest share of a probe's largest number. The smaller of
+    both is used, so that a bounded class is not excused by classes that grow with the probe. The same holds for every
+    axis except the first, the axis of images.
     """
 
     def __init__(self, probes: Iterable[Mapping[str, Any]]) -> None:
-        """``probes`` has the outputs of each, by name."""
+        """Measure the sizes of channels; ``probes`` are the outputs of each probe, by name."""
         self._shares: dict[tuple[str, int, int, int], Array] = {}
         self._largest: dict[tuple[str, int, int, int], Array] = {}
         for outputs in probes:
@@ -204,7 +220,7 @@ class Channels:
                         self._shares[key] = np.maximum(self._shares.get(key, 0.0), there / most)
 
     def scale(self, output: str, size: Array) -> Array:
-        """The scale of every number of an output, as `neighborhood` has it, by how large they are."""
+        """Return the scale of every number of an output, given their absolute values; compare `neighborhood`."""
         most = least = size.max(keepdims=True, initial=0.0)
         for axis in range(size.ndim):
             shape = [1] * axis + [-1] + [1] * (size.ndim - 1 - axis)
@@ -216,29 +232,29 @@ class Channels:
 
 
 def _along(size: Array, axis: int) -> Array:
-    """The largest number at every index of an axis."""
+    """Return the largest number at every index of an axis."""
     return np.asarray(size.max(tuple(other for other in range(size.ndim) if other != axis), initial=0.0))
 
 
 SURE_SHARE = 1 - 1e-6
-"""Of what is allowed, what `surely_within` uses up: float32 rounds the error and the limit by 1e-7."""
+"""The share of the tolerance that `surely_within` allows: float32 rounds the error and the limit by 1e-7."""
 NUMBERS_IN_CACHE = 1 << 14
-"""Numbers that `surely_within` compares at a time."""
+"""How many numbers `surely_within` compares at a time."""
 DENORMAL_RISK = 1e-30
-"""Where all numbers are smaller, products with a tolerance may be denormal."""
+"""If all numbers are smaller than this, products with a tolerance may be denormal."""
 
 
 def surely_within(found: Array, right: Array, relative: float, least: float) -> bool:
-    """Whether `PerNeighborhood` finds no number beyond the tolerance, without rounding, in a fraction of its time.
+    """Whether all numbers are surely within the tolerance of `PerNeighborhood`, found in a fraction of its time.
 
-    Almost all numbers are within the tolerance of their own size, which is no larger than their neighborhood's. Only
-    for the others it is looked up. False says nothing: the whole comparison decides.
+    Almost all numbers are within the tolerance relative to their own size, which is no larger than their neighborhood.
+    The neighborhood is computed only for the others. False is no verdict: then the full comparison decides.
 
     Args:
         found: The candidate, in float32, or integers.
         right: The reference, in float32 or in float64, which is rounded; or integers of the same type.
         relative: The tolerance, relative to the neighborhood.
-        least: The absolute one.
+        least: The absolute tolerance.
     """
     if found.shape != right.shape or found.dtype.kind != right.dtype.kind or not right.size:
         return False
@@ -264,9 +280,9 @@ def surely_within(found: Array, right: Array, relative: float, least: float) -> 
 
 
 def _beyond(found: Array, right: Array, relative: float, least: float) -> Array:
-    """The places of numbers that are not within the tolerance of their own size.
+    """Return the indices of numbers that are not within the tolerance relative to their own size.
 
-    Some numbers at a time, so that what is computed on the way stays in the cache.
+    A part of the numbers is compared at a time, so that intermediate arrays stay in the cache.
     """
     beyond = []
     for begin in range(0, len(right), NUMBERS_IN_CACHE):
@@ -283,18 +299,18 @@ def _beyond(found: Array, right: Array, relative: float, least: float) -> Array:
 
 
 def _absolute(relative: float, least: float, most: float) -> float:
-    """The absolute tolerance next to numbers of at most ``most``; a tolerance for numbers in float64 stays as it is."""
+    """Return the absolute tolerance for numbers up to ``most``; a tolerance for float64 is returned unchanged."""
     return max(least, SATURATED * min(1.0, most)) if relative >= SATURATED else least
 
 
 def neighborhood(b: Array) -> Array:
-    """The largest number next to each, along the axis where that is least."""
+    """Return the largest number next to each number, along the axis where that is smallest."""
     size = largest(b)
     return np.broadcast_to(largest_along_least_axis(size, size)[0], size.shape)
 
 
 def largest_along_least_axis(size: Array, moved: Array) -> tuple[Array, Array]:
-    """The largest next to each number along the axis where that is least, and the largest of another array there."""
+    """Return the largest size next to each number, along the axis where it is smallest, and the movement there."""
     least, there = size.max(keepdims=True, initial=0.0), moved.max(keepdims=True, initial=0.0)
     for axis in range(size.ndim):
         others = tuple(other for other in range(size.ndim) if other != axis)
@@ -307,7 +323,7 @@ def largest_along_least_axis(size: Array, moved: Array) -> tuple[Array, Array]:
 
 
 class Outcome(NamedTuple):
-    """What was found of one output. ``constant`` is whether it is the same for all inputs."""
+    """The measured result of one output. ``constant`` is whether it is the same for all inputs."""
 
     tally: Tally
     metrics: Metrics
@@ -323,7 +339,7 @@ class Reals:
         self.scale = scale(tolerance, vague)
 
     def add(self, found: Array, right: Array, call: _Call) -> None:
-        """One batch of both."""
+        """Add one batch of the candidate's and the reference's numbers."""
         rows = (1, -1) if call.whole else (-1, 1) if right.ndim < 2 else (len(right), -1)
         if isinstance(self.scale, PerNeighborhood):
             left_out, same = self.scale.add(found, right, call)
@@ -335,8 +351,8 @@ class Reals:
         self.meter.add(a, b, labels=call.labels, undecided=call.undecided, moved=moved)
 
     def outcome(self) -> Outcome:
-        """Over all batches."""
-        if not self.meter.images:  # rounding decides in all
+        """Return the result over all batches."""
+        if not self.meter.images:  # rounding decides every image
             tally = Tally("images")
             tally.compared = tally.left_out = self.meter.seen
             return Outcome(
@@ -350,7 +366,7 @@ class Reals:
         return Outcome(tally, metrics, self._constant(metrics), self.meter.counts.accuracy())
 
     def _constant(self, metrics: Metrics) -> bool:
-        """Whether outputs differ between inputs by so little that a fault of a tenth of that would not show."""
+        """Whether outputs change so little between inputs that the tolerance would hide a fault of a tenth of it."""
         if metrics.spread is None:
             return self.scale.replaces
         relative = (
@@ -365,7 +381,7 @@ class Reals:
 
 
 class Discrete:
-    """An output of integers or truth values: they are the same, or others."""
+    """An output of integers or truth values, which are equal or different."""
 
     def __init__(self, tolerance: Tolerance, scale: Scale) -> None:
         self.tolerance, self.replaces = tolerance, scale.replaces
@@ -375,7 +391,7 @@ class Discrete:
         self._moves = False
 
     def add(self, found: Array, right: Array, call: _Call) -> None:
-        """One batch of both; images that rounding may decide otherwise, and that are others, are left out."""
+        """Add one batch of both sides. Different images are left out if rounding may decide them."""
         first = self._first.setdefault(right.shape[1:], right[:1] if right.ndim else right)
         self._moves = self._moves or bool((right != first).any())
         rows = (1, -1) if call.whole or right.ndim < 1 else (len(right), -1)
@@ -397,7 +413,7 @@ class Discrete:
             tally.left_out += int(out.sum())
 
     def outcome(self) -> Outcome:
-        """Over all batches."""
+        """Return the result over all batches."""
         tally = self.numbers if self.replaces else self.images
         compared = self.numbers.compared - self.numbers.left_out
         share = self.numbers.different / compared if compared else 0.0
@@ -425,7 +441,7 @@ class _Call(NamedTuple):
 
 
 class _Output:
-    """One output over all calls: what was measured of it, and the reason of its verdict."""
+    """One output over all calls: its measured values, and the reason of its verdict."""
 
     def __init__(self, owner: Comparison, name: str, *, fixed: bool) -> None:
         self.owner, self.name, self.moves = owner, name, fixed
@@ -437,7 +453,7 @@ class _Output:
         self._shapes: dict[Shapes, tuple[int, ...]] = {}
 
     def add(self, got: Any, right: Any, call: _Call, given: Shapes) -> None:
-        """One call; the first problem stays."""
+        """Add one call. Only the first problem is kept."""
         self.calls += 1
         found, expected = _numbers(got), _numbers(right)
         if got is None or right is None:
@@ -490,7 +506,7 @@ class _Output:
         return self.kind.worst if self.kind else 0
 
     def link(self, note: str, figures: Mapping[str, Any], **ends: str) -> Link:
-        """The link with its verdict."""
+        """Return the link with its verdict; ``ends`` are the names of the link, the reference and the candidate."""
         if self.problem:
             return Link.concluded(self.problem[0], figures=self.problem[1], note=note, **ends)
         if self.reshaped and self.doubt:
@@ -510,7 +526,7 @@ class _Output:
             evaluated = self.owner.evaluation.task if self.owner.evaluation else None
             words = lossy_words(found.metrics, allowed, found.accuracy, task=evaluated.name if evaluated else "")
         if reason == "explained_by_rounding":
-            allowed = raised(allowed, found.metrics)
+            allowed = with_explained_limit(allowed, found.metrics)
         return Link.concluded(
             reason,
             figures=told.model_copy(update=figures),
@@ -522,7 +538,7 @@ class _Output:
         )
 
     def _reason(self, found: Outcome) -> Reason:
-        """Every verdict of a comparison is decided here."""
+        """Return the reason of the verdict; every verdict of a comparison is decided here."""
         tally, allowed = found.tally, self.owner.allowed
         discrete = isinstance(self.kind, Discrete)
         if tally.left_out == tally.compared and tally.kind is None:
@@ -550,15 +566,15 @@ class _Output:
 
 
 class Comparison:
-    """A candidate's outputs against the reference's, call by call.
+    """Compares a candidate's outputs with the reference's, call by call.
 
     Attributes:
-        candidate: What the candidate is called.
-        allowed: Of the link.
-        scores: Which output is the scores of classes; None if every output [N, K] may be.
-        scale: By what a difference is large.
+        candidate: The name of the candidate.
+        allowed: The tolerance.
+        scores: The output that holds class scores; None if every output [N, K] may hold them.
+        scale: The size to which errors are relative.
         vague: See `repaconv.verification.rounding.MOST_EXPLAINED`.
-        outputs: What was found so far, by name.
+        outputs: The outputs compared so far, by name.
     """
 
     def __init__(
@@ -573,10 +589,17 @@ class Comparison:
         evaluation: Evaluation | None = None,
         channels: Channels | None = None,
     ) -> None:
-        """``fixed`` has outputs that depend on no input, so that they need not change.
+        """Prepare a comparison without any calls.
 
-        ``channels`` says how large channels are over several probes, in place of one; for `PerNeighborhood`.
-        ``evaluation`` compares the results in the network's task, from all outputs together, in a link of its own.
+        Args:
+            candidate: The name of the candidate.
+            allowed: The tolerance.
+            scores: The output that holds class scores; None if every output [N, K] may hold them.
+            scale: The size to which errors are relative.
+            fixed: Outputs that depend on no input, so that they need not change.
+            vague: See `repaconv.verification.rounding.MOST_EXPLAINED`.
+            evaluation: Compares the results in the network's task, from all outputs together, in a link of its own.
+            channels: The sizes of channels over several probes, for `PerNeighborhood`.
         """
         self.candidate, self.allowed, self.scores = candidate, allowed, scores
         self.scale, self.fixed, self.vague, self.evaluation = scale, fixed, vague, evaluation
@@ -595,21 +618,21 @@ class Comparison:
         given: Shapes = (),
         truths: Sequence[Any] | None = None,
     ) -> None:
-        """One call.
+        """Add the outputs of one call.
 
         Args:
             found: The candidate's outputs, by name or in the reference's order.
-            right: The reference's.
+            right: The reference's outputs.
             labels: Class of each image, -1 where unknown.
-            undecided: Images, or whether this is the one call, in which rounding may decide what merges; those that
-                differ are left out, if by no more than another merge explains.
-            whole: Every output is one, not one for each image, and may have another shape at each call.
-            rounding: How far rounding alone moves the reference; asked where the tolerance does not suffice.
+            undecided: The images [N] for which rounding may decide which tokens merge, or one value for the call. Those
+                that differ by no more than another merge explains are left out.
+            whole: Whether each output is compared as a whole, not image by image. Its shape may change between calls.
+            rounding: How far rounding alone moves the reference; computed only if the tolerance does not suffice.
             given: The shapes of the inputs.
-            truths: What is right in each image by labels of the network's task, None where that is unknown.
+            truths: The label of each image in the network's task, None where unknown.
 
         Raises:
-            Refused: If one does not stand in place of the other and the outputs are others, in number or in shape.
+            Refused: If the outputs differ in number or shape, and the candidate is not a graph that replaces the other.
         """
         if not self.scale.replaces:
             found = self._paired(found, right, whole=whole)
@@ -624,19 +647,19 @@ class Comparison:
             self.outputs[name].add(found.get(name), right.get(name), call, given)
 
     def _paired(self, found: Mapping[str, Any], right: Mapping[str, Any], *, whole: bool) -> Mapping[str, Any]:
-        """A candidate of another runtime, whose outputs may have other names; another network is refused."""
+        """Return the candidate's outputs under the reference's names; refuse outputs of another network."""
         from repaconv.verification.model_runners import named
 
         if len(found) != len(right):
-            raise self._others(f"{len(found)} outputs", str(len(right)))
+            raise self._of_another_network(f"{len(found)} outputs", str(len(right)))
         found = named(list(right), found)
         for name, value in found.items():
             has, wanted = _numbers(value), _numbers(right[name])  # sequences have no shape
             if has is not None and wanted is not None and has.shape != wanted.shape and not whole:
-                raise self._others(f"shape {list(has.shape)}", str(list(wanted.shape)))
+                raise self._of_another_network(f"shape {list(has.shape)}", str(list(wanted.shape)))
         return found
 
-    def _others(self, has: str, wanted: str) -> Refused:
+    def _of_another_network(self, has: str, wanted: str) -> Refused:
         return Refused(
             f"outputs differ: {self.candidate} has {has}, the reference {wanted}.",
             hint="Both must be the same network: take inputs, outputs and engines of one checkpoint.",
@@ -644,9 +667,9 @@ class Comparison:
         )
 
     def links(self, name: str, reference: str, note: str = "", **figures: Any) -> tuple[Link, ...]:
-        """A link for every output, in the order in which they came, then that of the task, if it is evaluated.
+        """Return a link for every output, in their order, then the link of the task if it is evaluated.
 
-        ``figures`` are what else is known of all.
+        ``figures`` are further figures for every link.
         """
         evaluated, by_number = self.evaluation, self._by_number()
         several = len(by_number) > 1
@@ -667,19 +690,19 @@ class Comparison:
         return (*of_outputs, *of_task)
 
     def _by_number(self) -> dict[str, _Output]:
-        """The outputs that are compared as numbers: all but lists of objects, which the link of the task is about."""
+        """The outputs that are compared as numbers: all except lists of objects, which the link of the task covers."""
         lists = self.evaluation.lists if self.evaluation is not None else ()
         return {name: one for name, one in self.outputs.items() if name not in lists}
 
     def metrics(self, output: str) -> Metrics:
-        """What was measured of one output of numbers, whatever its verdict."""
+        """Return the metrics of one output of numbers, whatever its verdict."""
         kind = self.outputs[output].kind
         assert kind is not None
         return kind.outcome().metrics
 
     @property
     def worst(self) -> dict[str, int]:
-        """Of each output, in the order of `links`, the image or call with the largest error."""
+        """The image or call with the largest error, for each output in the order of `links`."""
         found = {name: one.worst for name, one in self._by_number().items()}
         return {**found, "": self.evaluation.worst} if self.evaluation and self.evaluation.task else found
 
@@ -691,26 +714,26 @@ def run_both(
     comparison: Comparison,
     rounding: Callable[[Feeds, Mapping[str, Any]], Rounding | None] = lambda _feeds, _right: None,
 ) -> Comparison:
-    """Both run on all calls; a candidate that does not run fails.
+    """Run both on all calls and compare them. A candidate that does not run fails the comparison.
 
     Args:
-        reference: A runner.
-        candidate: Another.
-        calls: Inputs by name.
-        comparison: To which they are added.
-        rounding: How far rounding moves the reference, by inputs and outputs.
+        reference: The runner of the reference.
+        candidate: The runner of the candidate.
+        calls: The inputs of each call, by name.
+        comparison: The comparison to which the outputs are added; it is returned.
+        rounding: Returns how far rounding moves the reference, from its inputs and outputs.
     """
     for feeds in calls:
         right = reference.run(feeds)
         try:
             found: Mapping[str, Any] = candidate.run(feeds)
-        except Exception as error:  # the runtime's own, of many classes
+        except Exception as error:  # runtimes raise many classes
             found = dict.fromkeys(right, error)
         comparison.add(found, right, rounding=rounding(feeds, right), given=shapes_of(feeds))
     return comparison
 
 
-def judge(
+def link_between(
     name: str,
     reference: tuple[str, Array],
     candidate: tuple[str, Array],
@@ -719,19 +742,19 @@ def judge(
     tolerance: Tolerance,
     labels: NDArray[np.int64] | None = None,
 ) -> Link:
-    """One link of two outputs [N, ...] that are held at once, each with what it is of."""
+    """Compare two outputs [N, ...], each given with its name, and return the link."""
     found = Comparison(candidate[0], tolerance, "logits" if logits else "")
     found.add({"logits": candidate[1]}, {"logits": reference[1]}, labels=labels)
     return found.links(name, reference[0])[0]
 
 
 def not_verified(name: str, reference: str, candidate: str, note: str) -> Link:
-    """A link of which nothing was measured, and why."""
+    """Return a link without any comparison; ``note`` is the reason."""
     return Link.concluded("not_run", note=note, name=name, reference=reference, candidate=candidate)
 
 
-def joined(links: Sequence[Link]) -> Link:
-    """One link of those of several outputs: one that failed, else of what passed the one that differs most."""
+def overall_link(links: Sequence[Link]) -> Link:
+    """Return the link of the failed output with the largest error; if none failed, of the passed one."""
     failed = [link for link in links if link.verdict == "failed"]
     passed = [link for link in links if link.verdict == "passed"]
     worst = max(
@@ -744,29 +767,29 @@ def joined(links: Sequence[Link]) -> Link:
     return worst.model_copy(update={"note": "; ".join(filter(None, [outputs_text(links), worst.note]))})
 
 
-def joined_with_task(links: Sequence[Link]) -> Link:
-    """One link of those of several outputs and of their task: its results, unless a comparison of numbers failed."""
+def overall_link_with_task(links: Sequence[Link]) -> Link:
+    """Return one link for several outputs and their task: the task's link, unless a comparison of numbers failed."""
     *numbers, of_task = links
-    worst = joined(numbers) if numbers else None
+    worst = overall_link(numbers) if numbers else None
     if of_task.task is None or (worst and worst.verdict == "failed"):
-        return joined(links)
+        return overall_link(links)
     return of_task.model_copy(update={"metrics": worst.metrics}) if worst else of_task
 
 
-def raised(allowed: Tolerance, metrics: Metrics) -> Tolerance:
-    """The tolerance, or the largest error that rounding explains where that is more."""
+def with_explained_limit(allowed: Tolerance, metrics: Metrics) -> Tolerance:
+    """Return the tolerance, raised to the measured error if rounding explains a larger one."""
     if metrics.max_rel_error <= (allowed.rtol or 0.0) or metrics.max_abs_error <= (allowed.atol or 0.0):
         return allowed
     return allowed.model_copy(update={"rtol": metrics.max_rel_error, "rtol_reason": EXPLAINED})
 
 
 def _hidden(metrics: Metrics) -> bool:
-    """Whether one output for all inputs would be within the error that rounding explains."""
+    """Whether an output that is the same for all inputs would be within the error that rounding explains."""
     return metrics.spread is not None and metrics.spread <= metrics.max_rel_error
 
 
 def _numbers(value: Any) -> Array | None:
-    """An output as an array; None if it is a sequence, a map or text."""
+    """Return an output as an array; None if it is a sequence, a map or text."""
     array = np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
     return array if array is not None and array.dtype.kind in "fiub" else None
 
@@ -776,5 +799,5 @@ def _kind_of(value: Any) -> str:
 
 
 def _no_number(array: Array) -> bool:
-    """Whether all of it is NaN, by which nothing can be told."""
+    """Whether all numbers are NaN, so that nothing can be verified."""
     return array.dtype.kind == "f" and bool(np.isnan(array).all())

@@ -41,7 +41,14 @@ from repaconv.graph.invalid_graphs import misfit
 from repaconv.graph.onnx_files import constants_of, opset_of
 from repaconv.graph.operator_facts import OLDEST_OPSET
 from repaconv.results import Figures, Link, Tolerance
-from repaconv.verification.comparison import Channels, Comparison, PerNeighborhood, neighborhood, raised, run_both
+from repaconv.verification.comparison import (
+    Channels,
+    Comparison,
+    PerNeighborhood,
+    neighborhood,
+    run_both,
+    with_explained_limit,
+)
 from repaconv.verification.cut_at_discrete_operators import cut_at_choices
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import differing_operators
@@ -499,7 +506,7 @@ class _GraphComparison:
         if chosen or link.figures.left_out == link.figures.compared:  # nothing was measured in FP32
             return link.model_copy(update={"metrics": None, "tolerance": None})
         metrics = found.metrics(output)
-        return link.model_copy(update={"metrics": metrics, "tolerance": raised(found.allowed, metrics)})
+        return link.model_copy(update={"metrics": metrics, "tolerance": with_explained_limit(found.allowed, metrics)})
 
     def _movements(self, output: str, call: _OneOutput, own: Array) -> Iterator[Movement]:
         """Yield the original's error in FP32, then how far moved weights and inputs move it.

@@ -443,7 +443,7 @@ def _exported_link(
     """
     from repaconv.sources.named_architecture_source import NetworkRunner
     from repaconv.sources.onnx_graph_runner import Ported
-    from repaconv.verification.comparison import Comparison, joined
+    from repaconv.verification.comparison import Comparison, overall_link
     from repaconv.verification.float64_graphs import Float64
     from repaconv.verification.input_batches import random_inputs
     from repaconv.verification.model_runners import FixedBatch, load_onnx
@@ -465,7 +465,7 @@ def _exported_link(
     for allowed in limits:  # the default one first, which `verify` uses, too
         found = Comparison(told, allowed)
         found.add(gives, right)
-        joint = joined(found.links(link, f"{TRAINING}, float64"))
+        joint = overall_link(found.links(link, f"{TRAINING}, float64"))
         if joint.verdict != "failed":
             break
     if joint.verdict == "failed":

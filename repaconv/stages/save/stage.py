@@ -155,7 +155,7 @@ def _example(plan: _Plan) -> Any:
 
 def _link(plan: _Plan, module: nn.Module, kind: str, called: str) -> Link:
     """Compare a module with the training form, in float64."""
-    from repaconv.verification.comparison import Comparison, joined
+    from repaconv.verification.comparison import Comparison, overall_link
     from repaconv.verification.model_runners import TorchRunner
     from repaconv.verification.tolerances import tolerance
 
@@ -164,7 +164,7 @@ def _link(plan: _Plan, module: nn.Module, kind: str, called: str) -> Link:
     found = Comparison(called, tolerance(kind, usual=plan.source_model.folded.tolerances))
     for batch in plan.source_model.random_inputs(4, 1).batches():
         found.add(runner.run(batch.given), plan.source_model.reference.run(batch.given))
-    return joined(found.links(kind, f"{TRAINING}, float64"))
+    return overall_link(found.links(kind, f"{TRAINING}, float64"))
 
 
 def _write(plan: _Plan, module: nn.Module, folder: Path) -> None:

@@ -148,7 +148,7 @@ def compare_outputs(
         The link over all outputs, whose reference is the model of the higher precision; None if the outputs are not
         comparable.
     """
-    from repaconv.verification.comparison import Comparison, joined_with_task
+    from repaconv.verification.comparison import Comparison, overall_link_with_task
     from repaconv.verification.model_runners import named
     from repaconv.verification.tolerances import tolerance
 
@@ -181,7 +181,7 @@ def compare_outputs(
         undecided = _undecided(network, call) if low == "fp32" else None
         rounding = None if roundings is None else roundings(call.feeds(ports))
         compared.add(each[candidate], each[reference], undecided=undecided, whole=whole, rounding=rounding)
-    return joined_with_task(compared.links("agreement", reference))
+    return overall_link_with_task(compared.links("agreement", reference))
 
 
 def _undecided(network: SourceModel | None, call: Batch) -> NDArray[np.bool_] | None:

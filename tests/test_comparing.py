@@ -99,7 +99,7 @@ def test_a_lossy_export_is_compared_on_the_images_that_evaluated_it(tiny, repaco
     for reference, candidate in ((model, low), (tiny, low), ("repaconv-out/tiny", low)):
         done = rc.compare(reference, candidate)
         assert (done.verdict, done.links[0].metrics.images, done.links[0].accuracy.images) == ("passed", 12, 12)
-        assert done.inputs == "faint.npz (24 images), the 12 that did not calibrate it"
+        assert done.inputs == "faint.npz (24 images), the 12 not used for calibration"
     Path("faint.npz").rename("elsewhere.npz")
     code, out, _ = repaconv("compare", model, low)
     assert (code, "are not there any more" in " ".join(out.split())) == (5, True)

@@ -40,13 +40,13 @@ def test_the_natural_order_of_int8_passes_from_fold_to_bench(tiny, repaconv, mon
     for words in (["fold", tiny], ["export"], ["export", "--precision", "int8", "--inputs", "faint.npz"], ["verify"]):
         code, out, err = repaconv(*words)
         assert code == 0, (words, out, err)
-    assert "int8 passed on faint.npz (24 images), the 12 that did not calibrate it" in out
+    assert "int8 passed on faint.npz (24 images), the 12 not used for calibration" in out
     assert "fold, stored, onnx passed on 4 random images, seed 0" in out
     assert "read faint.npz" in err
     assert "verify 3 links on 4 random images, seed 0" in err
     done = rc.bench(precision="int8", rounds=2)
     assert done.verdict == link(rc.verify()).verdict == "passed"
-    assert done.agreement.inputs == "faint.npz (24 images), the 12 that did not calibrate it"
+    assert done.agreement.inputs == "faint.npz (24 images), the 12 not used for calibration"
     assert done.agreement.metrics.images == 12
     monkeypatch.chdir(RUN)  # the images are known by their whole path
     assert link(rc.verify(".")).verdict == "passed"
@@ -98,7 +98,7 @@ def test_a_folder_is_remembered_by_the_images_that_were_taken(tiny):
     rc.export(precision="int8", images=folder, with_preprocessing=True)
     done = rc.verify()
     assert link(done).verdict == link(done, "preprocessing").verdict == "passed"
-    assert link(done, "preprocessing").inputs == "8 images of pictures, the 4 that did not calibrate it"
+    assert link(done, "preprocessing").inputs == "8 images of pictures, the 4 not used for calibration"
     (folder / "0.png").unlink()
     assert "were changed since" in link(rc.verify()).note
 
@@ -136,7 +136,7 @@ def test_a_lossy_link_shows_what_was_measured_next_to_its_limits(lossy, repaconv
 
 def test_fewer_of_the_images_of_an_export_are_taken_where_a_count_is_said(lossy):
     found = link(rc.verify(count=3))
-    assert (found.inputs, found.metrics.images) == ("faint.npz (24 images), 3 of the 12 that did not calibrate it", 3)
+    assert (found.inputs, found.metrics.images) == ("faint.npz (24 images), 3 of the 12 not used for calibration", 3)
 
 
 def test_a_bundle_of_a_lossy_export_holds_its_images(tiny):
@@ -144,7 +144,7 @@ def test_a_bundle_of_a_lossy_export_holds_its_images(tiny):
     rc.fold(tiny)
     rc.export(target="orin-nano", precision="int8", inputs="faint.npz")
     done = rc.bundle(target="orin-nano")
-    assert (done.images, done.inputs) == (6, "faint.npz (12 images), the 6 that did not calibrate it")
+    assert (done.images, done.inputs) == (6, "faint.npz (12 images), the 6 not used for calibration")
     Path("faint.npz").unlink()
     with pytest.raises(UsageProblem, match="are not there any more"):
         rc.bundle(target="orin-nano")
@@ -161,7 +161,7 @@ def test_an_engine_of_a_lossy_export_is_evaluated_on_its_images(lossy):
     assert done.links[0].metrics.images == 12
     engine = RUN / "build" / "x86-64.int8.onnx"
     found = link(rc.verify(engine=engine), "engine")
-    assert (found.verdict, found.inputs) == ("passed", "faint.npz (24 images), the 12 that did not calibrate it")
+    assert (found.verdict, found.inputs) == ("passed", "faint.npz (24 images), the 12 not used for calibration")
 
 
 def test_links_of_several_exports_of_a_precision_name_theirs(lossy, repaconv):

@@ -240,7 +240,7 @@ def save(
 
 @app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv table repavit")
 def table(
-    method: Annotated[str, typer.Argument(help="The method whose paper to compare with.")],
+    method: Annotated[str, typer.Argument(help="The method whose paper to compare with.", metavar="METHOD")],
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:

@@ -38,6 +38,11 @@ def describe_exception(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first != type(error).__name__ else first
 
 
+def root_cause(error: BaseException) -> BaseException:
+    """Return the innermost cause of an exception, e.g. the error that a library wrapped in one of its own."""
+    return root_cause(error.__cause__) if error.__cause__ else error
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, or its class name if the message is empty.
 
@@ -128,8 +133,8 @@ class Interrupted(RepaconvError):
 
     def __init__(self, received: Signals = Signals.SIGINT) -> None:
         by = "" if received == Signals.SIGINT else f" by {received.name}"
-        message = f"interrupted{by}: what was whole before is whole, and nothing half-written is left."
-        super().__init__(message, hint="The same command again does what is left.", code="interrupted")
+        message = f"interrupted{by}: complete files were kept, and no half-written file is left."
+        super().__init__(message, hint="Run the same command again to complete it.", code="interrupted")
         self.exit_code = 128 + received
 
 

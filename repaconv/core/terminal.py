@@ -111,8 +111,8 @@ def table(*header: str, figures: Collection[int] = ()) -> Table:
 
 def colored(verdict: str) -> str:
     """Return a verdict with color markup."""
-    colour = {"passed": "green", "trusted": "green", "failed": "bold red"}.get(verdict, "yellow")
-    return f"[{colour}]{verdict}[/]"
+    color = {"passed": "green", "trusted": "green", "failed": "bold red"}.get(verdict, "yellow")
+    return f"[{color}]{verdict}[/]"
 
 
 def value(value: Any) -> str:

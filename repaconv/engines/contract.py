@@ -24,6 +24,9 @@ def shapes_text(arrays: Feeds) -> str:
     return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
 
 
+ENGINE_SUFFIXES = (".onnx", ".ort", ".blob", ".engine", ".plan")
+"""Suffixes of files that `build` writes, each with a .json file that describes it."""
+
 Ability = Literal["run", "networks", "engines", "profile", "placement", "elsewhere", "streams"]
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]

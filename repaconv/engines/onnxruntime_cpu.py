@@ -32,6 +32,7 @@ from repaconv.engines.contract import (
 )
 from repaconv.engines.tunable_session_settings import parse_settings, require_one_stream
 from repaconv.graph.onnx_files import all_graphs, attributes_of, read_graph, require_inside, restore_names
+from repaconv.graph.operator_facts import PRODUCTS
 
 if TYPE_CHECKING:
     import onnx
@@ -76,8 +77,6 @@ def _set_flush_denormals(wanted: bool) -> None:
 # Engine and session.
 
 PROVIDER = "CPUExecutionProvider"
-# Substrings of the names of matrix products and convolutions in an optimized graph.
-COMPUTING = ("MatMul", "Gemm", "Conv", "Attention")
 LEVEL = "graph_optimization_level"
 # ONNX Runtime fuses an Add and the LayerNormalization that reads it to SkipLayerNormalization, which takes 8 times as
 # long as both (1.31).
@@ -228,7 +227,7 @@ class OnnxRuntime:
         settings = settings_for(SessionSpec(threads=order.threads, precision=order.precision))
         settings.graph_optimization_level = level
         with scratch_folder() as folder:
-            path = folder / "optimised.onnx"
+            path = folder / "optimized.onnx"
             settings.optimized_model_filepath = str(path)
             try:
                 session_of(str(order.model), settings, providers)
@@ -330,7 +329,7 @@ def _types(model: Any) -> dict[str, int]:
     for node in model.graph.node:
         attributes = attributes_of(node)
         inputs = [kinds[name] for name in node.input if kinds.get(name)]
-        if any(name in node.op_type for name in COMPUTING):
+        if any(name in node.op_type for name in PRODUCTS):
             computed = "INT8" if any(kind in low for kind in inputs) else names.get(next(iter(inputs), 0), "UNKNOWN")
             found[f"{node.op_type}.{computed}"] += 1
         kind = next(iter(inputs), TensorProto.UNDEFINED)
@@ -363,12 +362,12 @@ def profiled(
         Refused: If ONNX Runtime rejects the model.
     """
     with scratch_folder() as folder:
-        path = folder / "optimised.onnx"
+        path = folder / "optimized.onnx"
         settings = settings_for(SessionSpec(threads=spec.threads, as_written=True))
         settings.enable_profiling = True
         settings.profile_file_prefix = str(folder / "profile")
         try:
-            optimised = _optimized(model, spec, path)
+            optimized = _optimized(model, spec, path)
             session = session_of(str(path), settings, [PROVIDER])
         except Exception as error:
             raise unloadable(model, error) from error
@@ -377,7 +376,7 @@ def profiled(
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
     kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
     kept = len(kernels) // (warmup_runs + runs) * runs
-    graphs = [*all_graphs(optimised.graph)][::-1]  # branches and bodies after the graph itself
+    graphs = [*all_graphs(optimized.graph)][::-1]  # branches and bodies after the graph itself
     fused = {
         node.name: f"+{entry.s.decode()}"
         for graph in graphs
@@ -415,7 +414,7 @@ def _optimized(model: Deployable, spec: SessionSpec, path: Path) -> onnx.ModelPr
     settings.optimized_model_filepath = str(path)
     source = model if isinstance(model, bytes) else str(model)
     session_of(source, settings, [PROVIDER])
-    optimised = onnx.load(path)
-    restore_names(optimised, onnx.load_from_string(model) if isinstance(model, bytes) else read_graph(model))
-    onnx.save(optimised, path)
-    return optimised
+    optimized = onnx.load(path)
+    restore_names(optimized, onnx.load_from_string(model) if isinstance(model, bytes) else read_graph(model))
+    onnx.save(optimized, path)
+    return optimized

@@ -11,7 +11,7 @@ from repaconv.results import Fact, whole_number
 
 T = TypeVar("T")
 
-CODE_DEFAULT = "default of the official code; neither tensors nor file tell"
+CODE_DEFAULT = "default of the official code; not recorded in the checkpoint"
 
 
 class Knobs:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from repaconv.core.errors import Refused, first_line
+from repaconv.core.errors import Refused, first_line, root_cause
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.onnx_export.torch_exporter import _named_by_module, _quiet, translations
 
@@ -61,7 +61,7 @@ def network_to_onnx(
                 warnings.simplefilter("ignore")
                 return export(module, shape, input_name, outputs, free), name
         except Exception as error:  # the exporters raise errors of many classes
-            told.append(f"{name}: {first_line(_cause(error))}")
+            told.append(f"{name}: {first_line(root_cause(error))}")
     raise Refused(
         f"torch does not write this network as ONNX ({'; '.join(dict.fromkeys(told))}).",
         hint="Export it yourself, and fold the graph: repaconv fold model.onnx.",
@@ -81,11 +81,6 @@ def _reassigned_weight(module: nn.Module, shape: tuple[int, int, int]) -> str:
     with suppress(Exception), torch.no_grad():  # the exporters report other errors
         module(_example(shape, free=True))
     return next((name for name, weight in module.named_parameters() if weight.data_ptr() != before.get(name)), "")
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return the original error; the exporters wrap it in errors of their own steps."""
-    return _cause(error.__cause__) if error.__cause__ else error
 
 
 @contextmanager

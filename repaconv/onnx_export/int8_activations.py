@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from repaconv.engines.contract import Feeds
+from repaconv.graph.activation_patterns import MOST_NODES
 from repaconv.graph.model_rewriting import as_stored, write
 from repaconv.graph.nodes_and_constants import Array, Writer, constant, made_by, nodes_of, scalar, shape_of_constant
 from repaconv.graph.operator_facts import ARITHMETIC, UNARY
@@ -47,8 +48,6 @@ UINT8_VALUES = np.arange(256)
 ELEMENTWISE = {*UNARY, *ARITHMETIC, "Clip", "Max", "Min", "Pow"}
 SINGLE_NODES = ("Gelu", "HardSwish", "Swish")
 """Activations of one node that are replaced. Relu, LeakyRelu, Clip and Sigmoid are computed in 8 bits as they are."""
-MOST_NODES = 12
-"""Maximum number of nodes in one activation."""
 
 
 class _Activation(NamedTuple):

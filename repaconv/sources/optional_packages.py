@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from repaconv.core.errors import EnvironmentProblem
+from repaconv.core.errors import EnvironmentProblem, root_cause
 
 NOT_EXTRAS = ("ultralytics",)
 """Packages that are no extra of repaconv: Ultralytics has the AGPL, and its users are to decide on that."""
@@ -36,15 +36,10 @@ def loading(name: str) -> Iterator[None]:
         yield
     except (ImportError, RuntimeError) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == name
-        said = str(_root_cause(error)).splitlines() or [type(error).__name__]
+        said = str(root_cause(error)).splitlines() or [type(error).__name__]
         why = "is not installed" if missing else f"does not load: {said[0].rstrip('.')}"
         builds = "torchvision's compiled operators are for one build of torch: install both from one index."
         wanted = name if name in NOT_EXTRAS else f"'repaconv[{name}]'"
         raise EnvironmentProblem(
             f"{name} {why}.", hint=f"pip install {wanted}" if missing else builds, code=f"{name}.missing"
         ) from error
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    """The innermost cause of an exception."""
-    return _root_cause(error.__cause__) if error.__cause__ else error

@@ -60,7 +60,7 @@ UNKNOWN_OPERATOR = "No Op registered"
 """What ONNX's check says of a node of its own domain that it does not have in the opset."""
 UNSORTED_NODES = "topologically sorted"
 """What ONNX's check says of a graph with a node that reads what is not computed before it."""
-QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
+QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
 
 
 def loaded(path: Path) -> onnx.ModelProto:
@@ -426,7 +426,7 @@ def _checker_error_if_unloadable(model: onnx.ModelProto) -> str:
 
 def is_foldable(model: onnx.ModelProto) -> bool:
     """Whether the graph can be folded: its opset is recent enough, and it is not quantized."""
-    return opset_of(model) >= OLDEST_OPSET and not any(node.op_type in QUANTISED for node in model.graph.node)
+    return opset_of(model) >= OLDEST_OPSET and not any(node.op_type in QUANTIZED for node in model.graph.node)
 
 
 def parts_not_folded(model: onnx.ModelProto) -> Iterator[str]:
@@ -434,7 +434,7 @@ def parts_not_folded(model: onnx.ModelProto) -> Iterator[str]:
     kinds = {node.op_type for node in model.graph.node}
     if found := sorted(kinds & set(CONTROL_FLOW)):
         yield f"{', '.join(found)}: which branch runs is not known before it does"
-    if found := sorted(kinds & set(QUANTISED)):
+    if found := sorted(kinds & set(QUANTIZED)):
         yield f"the graph is quantized ({found[0]}): its integers do not fold exactly; fold it before quantizing"
     foreign = {node.domain for node in model.graph.node} - {*DEFAULT_DOMAIN}
     if NCHWC in foreign:

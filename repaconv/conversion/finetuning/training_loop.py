@@ -142,7 +142,7 @@ class Training:
         self.net = deepcopy(plan.net).requires_grad_(True)  # its tensors may be shared
         self.average = deepcopy(plan.net).requires_grad_(False)
         self.whitened = whitened(self.net, data.images, STATISTICS_BATCH) if plan.whitened else ()
-        self.optimiser = torch.optim.AdamW(_groups(plan, self.net, self.whitened), settings.rate, fused=True)
+        self.optimizer = torch.optim.AdamW(_groups(plan, self.net, self.whitened), settings.rate, fused=True)
         self.steps = 0
         start = self._settled(self.net)
         self.best, self.epochs = _weights(start), [self._judged(start)]
@@ -163,7 +163,7 @@ class Training:
             "net": self.net.state_dict(),
             "average": self.average.state_dict(),
             "best": self.best,
-            "optimiser": self.optimiser.state_dict(),
+            "optimiser": self.optimizer.state_dict(),
             "whitened": [each.inner.detach() for each in self.whitened],
             "steps": self.steps,
         }
@@ -172,7 +172,7 @@ class Training:
         """Resume from a saved state."""
         self.net.load_state_dict(state["net"])
         self.average.load_state_dict(state["average"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.optimizer.load_state_dict(state["optimiser"])
         for each, inner in zip(self.whitened, state["whitened"], strict=True):
             each.inner.data.copy_(inner)
         self.best, self.steps, self.epochs = state["best"], state["steps"], list(epochs)
@@ -241,15 +241,15 @@ class Training:
 
     def _step(self, share: float) -> None:
         """Update the weights from the accumulated gradients, and update the average."""
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = self.settings.rate_at(share) * group["faster"]
         nn.utils.clip_grad_norm_(self.net.parameters(), CLIP)
         for each in self.whitened:
             each.heed()
-        self.optimiser.step()
+        self.optimizer.step()
         for each in self.whitened:
             each.renew()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         self.net.zero_grad(set_to_none=True)
         self.steps += 1
         kept = min(AVERAGE_DECAY, (1 + self.steps) / (10 + self.steps))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.files import sha256_of
+from repaconv.engines.contract import ENGINE_SUFFIXES
 from repaconv.graph.onnx_files import external_files, read_graph
 from repaconv.results import ComparedEnd
 from repaconv.sources.source_of_run import source_model_of
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Session
     from repaconv.engines.targets import Target
     from repaconv.sources.source_model import SourceModel
-
-MODELS = (".onnx", ".ort", ".blob", ".engine", ".plan")
 
 
 class ComparedModel(NamedTuple):
@@ -59,7 +58,7 @@ def open_for_comparison(given: Path, device: Target, threads: int) -> ComparedMo
         raise Refused(f"there is no file or folder {given}.", hint="Check its path.", code="compare.missing")
     if given.is_dir() and run_folder.Run(given).fold_json.is_file():
         return _open_run(given, device, threads)
-    return _open_file(given, device, threads) if given.suffix in MODELS else _open_checkpoint(given)
+    return _open_file(given, device, threads) if given.suffix in ENGINE_SUFFIXES else _open_checkpoint(given)
 
 
 def _open_run(folder: Path, device: Target, threads: int) -> ComparedModel:

@@ -11,10 +11,11 @@ from repaconv.core.errors import UsageProblem
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import lock_folder, payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
+from repaconv.engines.contract import ENGINE_SUFFIXES
 from repaconv.graph.onnx_files import read_graph
 from repaconv.results import BenchArtefact, Link, MeasuredModel, MethodFold
 from repaconv.stages.bench.benchmark_subjects import choose_subjects
-from repaconv.stages.bench.compared_models import MODELS, parameters_of
+from repaconv.stages.bench.compared_models import parameters_of
 from repaconv.stages.bench.latency_baselines import check_baseline, name_in, remember_measurement
 from repaconv.stages.bench.latency_measurement import (
     BenchMeasurement,
@@ -169,7 +170,7 @@ def _run_of(options: BenchOptions, model: str | Path | None, device: Target) -> 
 
 def is_single_file(model: str | Path | None) -> bool:
     """Whether the model is a single file instead of a run."""
-    return model is not None and Path(model).suffix in MODELS
+    return model is not None and Path(model).suffix in ENGINE_SUFFIXES
 
 
 def _artefact(plan: Plan, found: BenchMeasurement) -> BenchArtefact:

@@ -30,6 +30,7 @@ from repaconv.core.files import (
 )
 from repaconv.core.run_folder import PLAN
 from repaconv.core.toml_positions import Positions
+from repaconv.engines.contract import ENGINE_SUFFIXES
 from repaconv.graph.onnx_files import external_files_of, is_graph
 from repaconv.results import SCHEMA_VERSION, Record
 from repaconv.rewrites.presets import DEFAULT, FASTEST, NAMED
@@ -120,8 +121,6 @@ PACKAGES = {
     "report": (),
 }
 """Packages whose versions affect the result of a stage, besides our own."""
-ENGINES = (".onnx", ".ort", ".blob", ".engine", ".plan")
-"""Suffixes of files that `build` writes, each with a .json file that describes it."""
 LIBRARIES = ("timm", "torchvision", "transformers")
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "tensorrt-rtx", "torch", "numpy")
 
@@ -254,7 +253,10 @@ def _machine(target: str) -> str:
 
 def _with_companions(name: str, path: Path) -> dict[str, Path]:
     """A file with those that are read with it: external weights, the description of an engine or an adapter."""
-    beside = [path.parent / "adapter_config.json", *([path.with_suffix(".json")] if path.suffix in ENGINES else [])]
+    beside = [
+        path.parent / "adapter_config.json",
+        *([path.with_suffix(".json")] if path.suffix in ENGINE_SUFFIXES else []),
+    ]
     found = [each for each in beside if path.is_file() and each.is_file()]
     if path.is_file() and is_graph(path):
         with suppress(Refused):  # the stage reports it

@@ -34,7 +34,7 @@ def image_set(split: Split | None, inputs: str | Path | None, images: str | Path
 
 
 def evaluation_images(source_model: SourceModel, exported: ExportArtefact, *, most: int | None = None) -> Inputs | str:
-    """The images of an export that did not calibrate it; or the reason as text why they cannot be read again.
+    """The images of an export that were not used for calibration; or why they cannot be read again, as text.
 
     Args:
         source_model: The source model, which determines inputs and preprocessing.
@@ -62,7 +62,7 @@ def evaluation_images(source_model: SourceModel, exported: ExportArtefact, *, mo
     places = sorted(set(range(known.count)) - set(known.calibration))
     chosen = places if most is None else _spread(places, most)
     of_them = "the" if len(chosen) == len(places) else f"{len(chosen)} of the"
-    which = f", {of_them} {len(places)} that did not calibrate it" if known.calibration else f", {len(chosen)} of them"
+    which = f", {of_them} {len(places)} not used for calibration" if known.calibration else f", {len(chosen)} of them"
     return given.only(chosen, given.name if len(chosen) == known.count else f"{given.name}{which}")
 
 

@@ -131,7 +131,7 @@ def lower_and_compare(
     task: str | None = None,
     progress: Progress,
 ) -> LowPrecisionGraph:
-    """Convert a graph, and compare it with the FP32 graph on images that did not calibrate it.
+    """Convert a graph, and compare it with the FP32 graph on images that were not used for calibration.
 
     Args:
         model: The float32 graph.

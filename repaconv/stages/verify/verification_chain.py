@@ -36,7 +36,7 @@ ONNX_LABEL = "ONNX under ONNX Runtime"
 CLIPPED_NOTE = "its int8 weights are of 8 bits, and this processor, without VNNI, clips their products: export it here"
 MOST_NAMED_NODES = 8
 """Most CPU nodes that a link names."""
-NORMALISED = "and these images are normalised already"
+NORMALIZED = "and these images are already normalized"
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _of_export(source_model: SourceModel, export: Export, given: Inputs, rules: 
     ways = _graph_steps(source_model, exported, path, name, label, rules, source.inputs)
     left: tuple[Link, ...] = ()
     if len(ways) > 1 and not _has_pixels(source.inputs):
-        left = (idle(ways.pop().name, f"the graph takes pixels, {NORMALISED}"),)
+        left = (idle(ways.pop().name, f"the graph takes pixels, {NORMALIZED}"),)
     sha256 = exported.payload.sha256
     steps = tuple(replace(step, variant=variant.name, sha256=sha256, unshown=source.unshown) for step in ways)
     return Chain(steps, left, (path, *source.took))
@@ -321,7 +321,7 @@ def _of_engine(
         )
     if pixels and not _has_pixels(given):
         raise UsageProblem(
-            f"{engine} takes pixels, {NORMALISED}.",
+            f"{engine} takes pixels, {NORMALIZED}.",
             hint="Give --images, or neither --images nor --inputs.",
             code="inputs.pixels",
         )

@@ -175,8 +175,8 @@ def test_labels_that_show_nothing_give_no_accuracy_and_meet_no_budget():
 def test_a_loss_that_is_not_known_is_not_within_a_budget():
     features = np.random.default_rng(0).normal(size=(8, 5))
     link = link_between("converted", ("a", features), ("b", features), logits=True, tolerance=Tolerance(kind="lossy"))
-    assert Budget(0.5, None).judged(link).reason == "within_budget"
-    unknown = Budget(0.5, 0.5).judged(link)  # no labels
+    assert Budget(0.5, None).concluded(link).reason == "within_budget"
+    unknown = Budget(0.5, 0.5).concluded(link)  # no labels
     assert (unknown.reason, unknown.verdict) == ("loss_unknown", "not verified")
     assert "the budget limits a loss that these images do not show" in unknown.note
     known = link_between(
@@ -187,15 +187,15 @@ def test_a_loss_that_is_not_known_is_not_within_a_budget():
         tolerance=Tolerance(kind="lossy"),
         labels=features.argmax(1),
     )
-    assert Budget(0.5, 0.5).judged(known).reason == "within_budget"
+    assert Budget(0.5, 0.5).concluded(known).reason == "within_budget"
     flipped = link_between(
         "converted", ("a", features), ("b", -features), logits=True, tolerance=Tolerance(kind="lossy")
     )
-    assert Budget(0.1, 0.5).judged(flipped).reason == "exceeds_budget"
+    assert Budget(0.1, 0.5).concluded(flipped).reason == "exceeds_budget"
     no_classes = link_between(
         "converted", ("a", features), ("b", features), logits=False, tolerance=Tolerance(kind="lossy")
     )
-    assert Budget(0.5, None).judged(no_classes).reason == "loss_unknown"
+    assert Budget(0.5, None).concluded(no_classes).reason == "loss_unknown"
 
 
 def test_the_row_of_numbers_says_that_the_task_has_its_own():

@@ -861,8 +861,8 @@ def test_a_conversion_without_classes_is_held_to_the_nearest_images_that_it_find
     assert (link.reason, link.task.changed) == ("within_budget", "of nearest images changed")
     half = done.evaluation.task.model_copy(update={"disagreement": 0.5})
     changed = done.evaluation.model_copy(update={"task": half})
-    assert Budget(max_disagreement=0.05).judged(changed).reason == "exceeds_budget"
-    assert Budget(max_disagreement=0.45).judged(changed).reason == "within_budget"  # chance explains the rest
+    assert Budget(max_disagreement=0.05).concluded(changed).reason == "exceeds_budget"
+    assert Budget(max_disagreement=0.45).concluded(changed).reason == "within_budget"  # chance explains the rest
     with pytest.raises(UsageProblem, match="outputs features"):
         rc.convert("vit.pth", max_accuracy_drop=0.1, **asked)
     plain = rc.convert("vit.pth", **asked)

@@ -40,7 +40,7 @@ class Evaluation:
         found = net if isinstance(net, Tensor) else self._outputs(net)
         link = self._link(found, Budget())
         agreement = link.metrics.top1_agreement if link.metrics else None
-        if not self.logits and budget.asked:
+        if not self.logits and budget.is_limited:
             agreement = 1 - self._embedded(found).disagreement()
         accuracy = link.accuracy.difference if link.accuracy else None
         divergence = link.metrics.kl_divergence if link.metrics else None
@@ -48,7 +48,7 @@ class Evaluation:
             blocks=blocks, error=self.error(found), agreement=agreement, accuracy=accuracy, divergence=divergence
         )
         other = None if agreement is None else 1 - agreement
-        return tried.model_copy(update={"within": budget.allows(other, accuracy)}) if budget.asked else tried
+        return tried.model_copy(update={"within": budget.allows(other, accuracy)}) if budget.is_limited else tried
 
     def _outputs(self, net: nn.Module) -> Tensor:
         with torch.inference_mode():
@@ -58,9 +58,9 @@ class Evaluation:
         ends = (ORIGINAL, self.right.numpy()), ("converted, float32", found.numpy())
         allowed = Tolerance(kind="lossy")
         link = link_between(LINK, *ends, logits=self.logits, tolerance=allowed, labels=self.part.labels)
-        if not self.logits and budget.asked:
+        if not self.logits and budget.is_limited:
             link = link.model_copy(update={"task": self._embedded(found).result()})
-        return budget.judged(link)
+        return budget.concluded(link)
 
     def _embedded(self, found: Tensor) -> TaskEvaluation:
         """Features by the nearest images that they find."""

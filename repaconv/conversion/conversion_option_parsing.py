@@ -185,16 +185,16 @@ def read_budget(options: ConvertOptions, splits: ImageSplits, *, classes: int, c
     """
     budget = Budget.of(options)
     of_features = not classes and budget.max_disagreement is not None and budget.max_accuracy_drop is None
-    if choosing and not budget.asked:
+    if choosing and not budget.is_limited:
         budget = Budget(DEFAULT_BUDGET)
-    if budget.asked and not classes and not of_features:
+    if budget.is_limited and not classes and not of_features:
         raise UsageProblem(
             "the network outputs features, but the budget is a share of changed top-1 predictions.",
             hint="Give the number of blocks or their indices: --blocks N. The error is measured anyway. "
             "--max-disagreement alone limits the share of images that find another nearest image.",
             code="convert.no-classes",
         )
-    if budget.asked and of_features:
+    if budget.is_limited and of_features:
         require_neighbors(splits)
     if budget.max_accuracy_drop is not None and not all((part.labels >= 0).any() for part in splits[1:]):
         raise UsageProblem(

@@ -24,5 +24,5 @@ class Fetched(Artefact):
 
     @property
     def files(self) -> tuple[Payload, ...]:
-        """All of them."""
+        """All downloaded files."""
         return self.payload, *self.other_files

@@ -169,22 +169,22 @@ class FoldArtefact(TaskIfAny, Artefact):
 
     @property
     def description(self) -> str:
-        """What it is, for people."""
+        """Description of the folded network in a few words."""
         raise NotImplementedError
 
     @property
     def origin_kind(self) -> str:
-        """What kind of file it came from."""
+        """The kind of file that was folded."""
         return "checkpoint"
 
     @property
     def shapes(self) -> dict[str, Any]:
-        """What all networks of the same shapes share."""
+        """The properties that all networks of the same shapes share."""
         raise NotImplementedError
 
     @property
     def saved(self) -> Saved:
-        """What it costs before and after, by name."""
+        """The costs before and after the fold, by name."""
         raise NotImplementedError
 
     @property
@@ -242,7 +242,7 @@ class MethodFold(FoldArtefact):
 
     @property
     def saved(self) -> Saved:
-        """Of one image."""
+        """The costs of one image before and after the fold, by name."""
         return (
             ("parameters", self.training.parameters, self.deploy.parameters),
             ("MACs per image", self.training.macs, self.deploy.macs),
@@ -316,28 +316,28 @@ class GraphFold(FoldArtefact):
 
     @property
     def description(self) -> str:
-        """Where it is from."""
+        """Description of the folded graph in a few words."""
         return "an ONNX graph"
 
     @property
     def origin_kind(self) -> str:
-        """A graph."""
+        """The kind of file that was folded: a graph."""
         return "graph"
 
     @property
     def shapes(self) -> dict[str, Any]:
-        """The graph but for its weights."""
+        """The structure of the graph, without its weights."""
         return {"structure": self.structure, "sizes": self.sizes.usual}
 
     @property
     def macs_counted(self) -> str:
-        """What the multiply-accumulates are of: one inference, at these values of its dynamic dimensions."""
+        """The label of the MACs: those of one inference, at these values of its dynamic dimensions."""
         sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.usual.items())
         return f"MACs per inference{f' at {sizes}' if sizes else ''}"
 
     @property
     def saved(self) -> Saved:
-        """Of one inference."""
+        """The costs of one inference before and after the fold, by name."""
         macs = [(self.macs_counted, *self.macs)] if self.macs else []
         return (("parameters", *self.parameters), *macs, ("nodes", *self.nodes))
 
@@ -400,7 +400,7 @@ class NetworkFold(GraphFold):
 
     @property
     def unchanged(self) -> str:
-        """As of any graph; where the exporter folded BatchNorms, there was something to fold."""
+        """Why the graph is unchanged; the exporter may have folded all BatchNorms. Empty if something was folded."""
         told = self.exporting.description if self.exporting else ""
         return f"nothing more to fold: {told}" if told and super().unchanged == NOTHING_TO_FOLD else super().unchanged
 

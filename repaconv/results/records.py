@@ -670,12 +670,12 @@ class Link(TaskIfAny):
         )
 
     def because(self, reason: Reason, detail: str = "") -> Link:
-        """The same link with another reason and the verdict of that; what its note said stays behind it."""
+        """Return the link with another reason and its verdict; the sentence of the reason goes before the note."""
         words = "; ".join(filter(None, [sentence(reason, Figures(detail=detail)), self.note]))
         return self.model_copy(update={"reason": reason, "verdict": verdict_for(reason), "note": words})
 
     def noted(self, words: str) -> Link:
-        """The same link with more to know of it; verdict and reason stay."""
+        """Return the link with these words added to its note; verdict and reason stay."""
         return self.model_copy(update={"note": "; ".join(filter(None, [self.note, words]))})
 
     @property
@@ -706,7 +706,7 @@ class Link(TaskIfAny):
 
 
 def outputs_text(links: Sequence[Link]) -> str:
-    """What became of each of several outputs: how many passed, failed and were not verified, and why not."""
+    """Describe how many of several outputs passed, failed and were not verified, and why not."""
     verdicts = Counter(link.verdict for link in links)
     why = Counter(PHRASES[link.reason] or link.figures.detail for link in links if link.verdict == "not verified")
     reasons = [f"{count}: {reason}" if len(why) > 1 else reason for reason, count in why.most_common() if reason]
@@ -754,7 +754,7 @@ class Artefact(Record):
     output_files: tuple[str, ...] = Field(default=(), exclude=True)
 
     def __repr__(self) -> str:
-        """What it is, its verdict, and where it lies: all else is in its fields."""
+        """Return the class, the verdict and the file; all else is in the fields."""
         return f"<{' '.join([type(self).__name__, self.verdict, *self.output_files[-1:]])}>"
 
     def __rich_repr__(self) -> Iterator[tuple[str, Any]]:
@@ -789,5 +789,5 @@ class Result(Record):
     SHOWN: ClassVar[tuple[str, ...]] = ()
 
     def __repr__(self) -> str:
-        """What it is, and of what."""
+        """Return the class and the fields that `SHOWN` names."""
         return f"<{' '.join([type(self).__name__, *(f'{name}={getattr(self, name)!r}' for name in self.SHOWN)])}>"

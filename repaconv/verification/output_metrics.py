@@ -1,7 +1,7 @@
-"""How far two outputs differ, measured batch by batch: a few numbers of each image, and labeled accuracy.
+"""Measure how far two outputs differ, batch by batch: a few numbers for each image, and the accuracy on labels.
 
-Polygraphy's comparators hold all outputs of both sides at once; what is here runs over any number of images. Every
-image has a scale of its own: a loud one excuses nothing in the others. Verdicts are in
+Polygraphy's comparators hold all outputs of both sides at once; this module handles any number of images. Every image
+has its own scale, so that an image with large outputs excuses no error in the others. Verdicts are decided in
 `repaconv.verification.comparison`.
 """
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from repaconv.results import Accuracy, Metrics, Tolerance
 from repaconv.verification.tolerances import DECIDING_COSINE, norm_error
 
-# --- Whether one end is right more often than the other, on the same labelled images.
+# --- Compare the accuracy of reference and candidate on the same labeled images.
 
 Z95 = 1.959964
 
@@ -80,14 +80,15 @@ NO_ANGLE = np.inf
 # a quarter of the usual one, and, so that a quiet image beside loud ones is not excused, than that allows of its own.
 QUIET, REACH = 0.25, 1e4
 MASK_NUMBER = np.finfo(np.float32).max
-"""What a mask writes, if it does not write infinity: `torch.finfo(x.dtype).min`. It is no measure of other numbers."""
+"""The number that masks write if they do not write infinity: `torch.finfo(x.dtype).min`. It is ignored in scales."""
 
 
 class Meter:
-    """Adds up how a candidate's output differs from the reference's: a few numbers an image, each by its own scale.
+    """Collects how a candidate's output differs from the reference's, as a few numbers for each image.
 
     Args:
-        tolerance: Of the link: it says which flips matter, and from which error on a lost decision is looked for.
+        tolerance: The tolerance of the link. It defines which changed predictions matter, and the error from which on
+            an image may have merged other tokens.
         logits: Whether outputs are logits [N, K].
     """
 
@@ -108,15 +109,15 @@ class Meter:
         undecided: NDArray[np.bool_] | None = None,
         moved: Array | None = None,
     ) -> None:
-        """One batch, [N, ...] each.
+        """Add one batch.
 
         Args:
-            candidate: Output of one end.
-            reference: Output of the other.
+            candidate: Output of the candidate [N, ...].
+            reference: Output of the reference [N, ...].
             labels: Class of each image, -1 where unknown.
-            undecided: Images in which rounding may decide what merges; those that differ are left out, if by no more
-                than another merge explains.
-            moved: How far rounding alone moves each image [N], where that was asked for.
+            undecided: The images for which rounding may decide which tokens merge. Those that differ by no more than
+                another merge explains are left out.
+            moved: How far rounding alone moves each image [N], if it was measured.
 
         Raises:
             ValueError: If the shapes differ or there is no image.
@@ -147,7 +148,7 @@ class Meter:
             self.counts.add(chosen == labels, wanted == labels, labels >= 0)
 
     def _merged_otherwise(self, found: dict[str, Array]) -> NDArray[np.bool_]:
-        """Images [n] that differ by more than rounding, and by no more than tokens that merge otherwise explain."""
+        """Return the images [n] that differ by more than rounding, and by no more than other merged tokens explain."""
         with np.errstate(invalid="ignore"):
             apart = ~(found["error"] <= (self.tolerance.rtol or 0.0) * found["scale"])
             alike = ~(found["cosine"] < DECIDING_COSINE) & (found["off"] <= norm_error(DECIDING_COSINE) * found["norm"])
@@ -155,13 +156,13 @@ class Meter:
         return merged
 
     def column(self, name: str) -> Array:
-        """One number for each image that is not left out."""
+        """Return a measured value, by its name, of each image that is not left out."""
         parts = self._columns.get(name)
         return np.concatenate(parts) if parts else np.zeros(0)
 
     @property
     def images(self) -> int:
-        """How many are not left out."""
+        """The number of images that are not left out."""
         return len(self.column("image"))
 
     @property
@@ -170,23 +171,23 @@ class Meter:
         return float(self.column("apart").max(initial=0.0))
 
     def scales(self) -> Array:
-        """How large every image's output is, as its error is measured by it."""
+        """Return the scale of every image, to which its error is relative."""
         return _floored(self.column("scale"))
 
     def _errors(self) -> Array:
-        """Of each image, relative to its own scale."""
+        """Return the error of each image relative to its scale."""
         with np.errstate(invalid="ignore", over="ignore"):
             errors: Array = self.column("error") / self.scales()
         return errors
 
     @property
     def worst(self) -> int:
-        """The image with the largest error, by its own scale; one with NaN before all."""
+        """The image with the largest error relative to its scale; an image with NaN counts as the largest."""
         errors = self._errors()
         return int(self.column("image")[errors.argmax()]) if len(errors) else 0
 
     def metrics(self) -> Metrics:
-        """What was added up.
+        """Return the metrics over all batches.
 
         Raises:
             ValueError: If there was no image.
@@ -211,7 +212,7 @@ class Meter:
         )
 
     def _classes(self) -> dict[str, Any]:
-        """The metrics of top-1 predictions, if there are some: an axis of classes has one size."""
+        """Return the metrics of top-1 predictions; none if the shape changes, since an axis of classes has one size."""
         leads, lost = self.column("lead"), self.column("lost")
         if len(self._first) > 1 or not len(leads) or not np.isfinite(leads).any():
             return {}
@@ -233,7 +234,7 @@ class Meter:
 
 
 def _rows(a: Array, b: Array, first: Array, *, logits: bool) -> dict[str, Array]:
-    """Of outputs [N, K] the numbers that are kept, [N] each; ``first`` is the reference's first output [K]."""
+    """Return the measured values [N] of outputs [N, K], by name; ``first`` is the reference's first output [K]."""
     classes = logits and b.shape[1] > 1
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         turned_a, turned_b = (each - each.mean(1, keepdims=True) if classes else each for each in (a, b))
@@ -249,7 +250,7 @@ def _rows(a: Array, b: Array, first: Array, *, logits: bool) -> dict[str, Array]
 
 
 def _class_rows(a: Array, b: Array) -> dict[str, Array]:
-    """Of logits [N, K] what is known of the top-1 predictions, [N] each."""
+    """Return the measured values [N] of the top-1 predictions of logits [N, K], by name."""
     with np.errstate(invalid="ignore", over="ignore"):
         log_a, log_b = _log_softmax(a), _log_softmax(b)
         likely = np.exp(log_b)
@@ -264,7 +265,7 @@ def _class_rows(a: Array, b: Array) -> dict[str, Array]:
 
 
 def without_equal_infinities(candidate: Array, reference: Array) -> tuple[Array, Array]:
-    """Both with 0 where both have the same infinity or the largest number, as masks do, or both NaN."""
+    """Return both with 0 where both are the same infinity, NaN, or the number that a mask writes."""
     if candidate.dtype.kind != "f" or reference.dtype.kind != "f":
         return candidate, reference
     same = ((np.abs(reference) >= MASK_NUMBER) & (candidate == reference)) | _nan_in_both(candidate, reference)
@@ -274,7 +275,7 @@ def without_equal_infinities(candidate: Array, reference: Array) -> tuple[Array,
 
 
 def _masked(candidate: Array, reference: Array) -> list[Array]:
-    """Logits of both, where a class that is NaN in both is no prediction."""
+    """Return the logits of both, with -infinity for classes that are NaN in both, so that these are not predicted."""
     same = _nan_in_both(candidate, reference)
     return [np.where(same, -np.inf, each) for each in (candidate, reference)] if same.any() else [candidate, reference]
 
@@ -285,13 +286,13 @@ def _nan_in_both(candidate: Array, reference: Array) -> NDArray[np.bool_]:
 
 
 def largest(b: NDArray[Any]) -> NDArray[Any]:
-    """How large every number is; 0 for what is none, and for what a mask hides."""
+    """Return the size of every number; 0 for NaN, infinity and numbers that a mask writes."""
     size = np.abs(b, dtype=np.float64)
     return np.where(size < MASK_NUMBER, size, 0.0)
 
 
 def _cosines(a: Array, b: Array, directions: int) -> Array:
-    """Of outputs [N, K]; where one is zero, 1 if the other is."""
+    """Return the cosines of outputs [N, K]; if one output is zero, 1 if both are."""
     if directions < 2:
         return np.full(len(b), NO_ANGLE)
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
@@ -300,7 +301,7 @@ def _cosines(a: Array, b: Array, directions: int) -> Array:
 
 
 def _floored(sizes: Array) -> Array:
-    """Sizes of the images' outputs [N], as their errors are measured by them."""
+    """Return the scales of images [N] from the sizes of their outputs; see `QUIET`."""
     there = sizes > 0
     usual = QUIET * float(np.median(sizes[there])) if there.any() else 1.0
     floored: Array = np.where(there, np.clip(usual, sizes, REACH * sizes), usual)

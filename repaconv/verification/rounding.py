@@ -1,17 +1,18 @@
-"""How far rounding alone moves what a network computes, and how much of that a comparison allows.
+"""Measure how far rounding alone moves a network's outputs, and state how much of that a comparison allows.
 
-Two graphs that compute the same function round differently. Where an output is near zero, or is a difference of large
-numbers, the two differ by more than any fixed tolerance. A comparison then asks how far rounding moves the *original*
-network on the same inputs, and allows a stated multiple of it. There are three ways to know that, best first:
+Two graphs that compute the same function round differently. If an output is near zero, or is a difference of large
+numbers, the two graphs differ by more than any fixed tolerance. The comparison then measures how far rounding moves the
+*original* network on the same inputs, and allows a stated multiple of it. There are three ways to measure it, the best
+one first:
 
 1. FP32 against float64 (`network_rounding`, `rounding_between`, `float64_agreement.graph_rounding`): run the original
-   network in both; the difference is its rounding error, of every number, on these very inputs, unless the evaluation
-   in float64 computes something else: `float64_agreement`.
-2. Moved inputs (`float64_rounding`): for two networks in float64 there is no better arithmetic to compare with. The
-   original runs on inputs that are moved by one unit in the last place.
-3. Moved weights and inputs (`jitter_rounding`): where nothing evaluates a graph in float64, weights and inputs are
-   moved by some units in the last place of float32 and the graph runs again (Monte Carlo arithmetic; Parker, UCLA
-   CSD-970002, 1997, moves every operation). The only one that also tells which discrete values depend on rounding.
+   network in both. The difference is the rounding error of every number on these inputs, unless the network computes
+   something else in float64 (`float64_agreement`).
+2. Moved inputs (`float64_rounding`): two networks in float64 have no better arithmetic to compare with. The original
+   runs on inputs that are moved by one unit in the last place.
+3. Moved weights and inputs (`jitter_rounding`): if a graph cannot be evaluated in float64, its weights and inputs are
+   moved by some units in the last place of float32, and the graph runs again. This is Monte Carlo arithmetic (Parker,
+   UCLA CSD-970002, 1997), which moves every operation. Only this way shows which discrete values depend on rounding.
 
 docs/design/verification.md has the argument, and the experiments that the figures below come from.
 """
@@ -128,18 +129,18 @@ changes. In the other's own shape where rounding changes that."""
 
 
 class Rounding:
-    """How far rounding alone moves the outputs of one inference, measured when it is asked for, and once."""
+    """How far rounding alone moves the outputs of one inference; it is measured once, when it is first needed."""
 
     def __init__(
         self, kind: Kind, movements: Callable[[], Iterable[Movement]], doubt: Callable[[], str] = lambda: ""
     ) -> None:
-        """``movements`` gives one or more, each as long as it takes to run the network once; ``doubt``: see there."""
+        """``movements`` yields movements, each of which takes one inference; ``doubt`` computes the property."""
         self.kind, self._more, self._doubt = kind, movements, doubt
         self._known: list[Movement] = []
         self._running: Iterator[Movement] | None = None
 
     def of(self, output: str) -> Iterator[Array]:
-        """One movement after the other; none of an output that no movement has."""
+        """Yield the movements of an output, one after the other; none if the output has no movement."""
         place = 0
         while place < len(self._known) or self._run():
             if output in self._known[place]:
@@ -156,9 +157,9 @@ class Rounding:
 
     @cached_property
     def doubt(self) -> str:
-        """Why this is no rounding, where it was asked for; empty if it is.
+        """Why the measured movement is not rounding; empty if it is, or if nothing was measured.
 
-        It is found out as late as this, since it takes longer than a movement.
+        It is computed only when it is needed, because it takes longer than measuring a movement.
         """
         return self._doubt() if self._known else ""
 
@@ -168,7 +169,7 @@ class Rounding:
 
 
 def movement(found: Mapping[str, Any], right: Mapping[str, Any], *, discrete: bool = False) -> Movement:
-    """How far one set of outputs is from another; of discrete outputs only where that is asked for."""
+    """Return how far one set of outputs is from another; discrete outputs are included only with ``discrete``."""
     moved: dict[str, Array] = {}
     for name, out in right.items():
         if not isinstance(out, np.ndarray) or out.dtype.kind not in "fiub":
@@ -183,7 +184,7 @@ def movement(found: Mapping[str, Any], right: Mapping[str, Any], *, discrete: bo
 
 
 def apart(a: Array, b: Array) -> Array:
-    """|a - b|, 0 where both are the same NaN or infinity, infinite where one alone is."""
+    """Return |a - b|: 0 where both are NaN or the same infinity, infinite where only one is."""
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.abs(a - b)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -193,62 +194,69 @@ def apart(a: Array, b: Array) -> Array:
 # --- 1: FP32 against float64.
 
 
-def network_rounding(subject: SourceModel, feeds: Feeds, right: Mapping[str, Any] | None = None) -> Rounding:
-    """Of a run's original network; ``right`` is what it computes of these inputs in float64, where that is known.
+def network_rounding(source_model: SourceModel, feeds: Feeds, right: Mapping[str, Any] | None = None) -> Rounding:
+    """Measure the rounding of a run's original network: FP32 against float64.
 
-    An image may be exact by chance in a network that amplifies rounding, so where one run does not suffice, up to
-    `ROUNDING_SAMPLES` others run on moved inputs.
+    A network that amplifies rounding may compute an image exactly by chance. If one inference does not suffice, up to
+    `ROUNDING_SAMPLES` more run on moved inputs.
+
+    Args:
+        source_model: The source model of the run.
+        feeds: The inputs of the inference.
+        right: The outputs in float64, if they are known.
     """
 
     def measured() -> Iterator[Movement]:
-        exact = subject.reference.run(feeds) if right is None else right
-        single = subject.single()
+        exact = source_model.reference.run(feeds) if right is None else right
+        single = source_model.single()
         yield movement(single.run(feeds), exact)
         for seed in range(ROUNDING_SAMPLES):
             moved = movement(single.run(jittered_feeds(feeds, JITTER, seed)), exact)
             yield {name: JITTERED_TIMES / MEASURED.times * one for name, one in moved.items()}
 
-    return Rounding(MEASURED, measured, lambda: subject.reference.float64_doubt(feeds))
+    return Rounding(MEASURED, measured, lambda: source_model.reference.float64_doubt(feeds))
 
 
 def rounding_between(form: Form, exact: Form, feeds: Feeds) -> Rounding:
-    """Of one form of a network; ``exact`` is the same in float64."""
+    """Measure the rounding of one form of a network; ``exact`` is the same form in float64."""
     return Rounding(MEASURED, lambda: [movement(form.run(feeds), exact.run(feeds))], lambda: exact.float64_doubt(feeds))
 
 
 # --- 2: in float64, moved inputs.
 
 
-def float64_rounding(subject: SourceModel, feeds: Feeds, right: Mapping[str, Any]) -> Rounding:
-    """Of a run's original network in float64, by inputs that are moved by one unit in the last place.
+def float64_rounding(source_model: SourceModel, feeds: Feeds, right: Mapping[str, Any]) -> Rounding:
+    """Measure the rounding of a run's original network in float64, by inputs moved by one unit in the last place.
 
-    Where torch's exporter wrote numbers in float32, its graph may be off, and the fold of it by twice as much as that
-    is on this very call. What moves a row by more than `EXPORTED_RTOL` is another decision, or a fault, and explains
-    nothing.
+    If torch's exporter wrote numbers in float32, the exported graph may be off, and its fold by up to twice as much as
+    the exported graph is on this inference. A movement of a row by more than `EXPORTED_RTOL` is another discrete
+    decision, or a fault. It explains nothing.
 
     Args:
-        subject: The network.
-        feeds: The inference.
-        right: What it computes of that in float64.
+        source_model: The source model of the run.
+        feeds: The inputs of the inference.
+        right: The outputs in float64.
     """
 
     def measured() -> Iterator[Movement]:
         double = {name: wide(array) for name, array in feeds.items()}
         for seed in range(JITTERS):
-            yield _little(movement(subject.reference.run(jittered_feeds(double, LAST_PLACE, seed)), right), right)
-        if subject.as_exported is not None:
-            off = movement(subject.as_exported.run(feeds), right)
-            yield _little({name: 2 / MEASURED_TIMES * one for name, one in off.items()}, right)
+            yield _only_rounded_rows(
+                movement(source_model.reference.run(jittered_feeds(double, LAST_PLACE, seed)), right), right
+            )
+        if source_model.as_exported is not None:
+            off = movement(source_model.as_exported.run(feeds), right)
+            yield _only_rounded_rows({name: 2 / MEASURED_TIMES * one for name, one in off.items()}, right)
 
     return Rounding(MOVED_INPUTS, measured)
 
 
-def _little(moved: Movement, right: Mapping[str, Any]) -> Movement:
-    """The same, but 0 in rows that are moved by more than rounding does, and where shapes change."""
-    return {name: _little_rows(one, right[name]) for name, one in moved.items()}
+def _only_rounded_rows(moved: Movement, right: Mapping[str, Any]) -> Movement:
+    """Return the movement, with 0 in rows that move further than rounding moves them, and where shapes change."""
+    return {name: _rounded_rows_of(one, right[name]) for name, one in moved.items()}
 
 
-def _little_rows(moved: Array, right: Array) -> Array:
+def _rounded_rows_of(moved: Array, right: Array) -> Array:
     if moved.shape != right.shape or not right.size:
         return np.zeros(right.shape)
     rows = (len(right), -1) if right.ndim > 1 else (1, -1)
@@ -263,10 +271,10 @@ _WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization", "L
 
 
 class Jittered:
-    """A graph with weights and inputs that are moved by rounding.
+    """A graph whose weights and inputs are slightly moved, to show how far rounding moves its outputs.
 
-    It is as large as the graph, and there are several: when it is first asked, the ends that are compared let their
-    sessions go, it runs on all probes, and is let go itself.
+    It is as large as the graph, and several of them are needed. To save memory, its first run closes the sessions of
+    the compared graphs, runs on all probes, keeps their outputs, and closes its own session.
     """
 
     def __init__(
@@ -281,9 +289,17 @@ class Jittered:
         anew: Collection[str] = (),
         double: bool = False,
     ) -> None:
-        """``coarse`` has weights that are moved by more, ``others`` let their sessions go; ``double``: in float64.
+        """Prepare the graph; nothing runs yet.
 
-        ``anew`` has constants that are moved even if they are one number.
+        Args:
+            graph: The graph.
+            by: The relative size of the movement.
+            seed: Seed of the random generator.
+            probes: The inputs on which it will run.
+            coarse: The names of weights that are moved further, and by how much.
+            others: Other graphs whose sessions are closed first.
+            anew: Constants that are moved even if they are a single number.
+            double: Whether it runs in float64.
         """
         self.graph, self.by, self.seed, self.probes, self.coarse, self.anew = graph, by, seed, probes, coarse, anew
         self.others, self.double = others, double
@@ -295,25 +311,25 @@ class Jittered:
         return self._of(feeds, self._known, in_float64=self.double)
 
     def truth(self, feeds: Feeds) -> Mapping[str, Any]:
-        """What the moved graph computes of the moved inputs in float64."""
+        """Return the outputs of the moved graph on the moved inputs in float64."""
         return self._of(feeds, self._exact, in_float64=True)
 
     def _of(self, feeds: Feeds, known: dict[bytes, Mapping[str, Any]], *, in_float64: bool) -> Mapping[str, Any]:
         key = key_of(feeds)
         if key not in known:
-            for end in (self.graph, *self.others):
-                end.close()
+            for graph in (self.graph, *self.others):
+                graph.close()
             how = self.by, self.seed, self.coarse, self.anew
             if in_float64:
                 exact = Float64(*_moved_apart(self.graph.model, *how, double=self.double))
-                with suppress(Exception):  # of many classes: then one by one
+                with suppress(Exception):  # evaluation raises many classes; then each probe runs by itself
                     found = exact.run_all([*map(self._moved, self.probes)])
                     known |= zip(map(key_of, self.probes), found, strict=True)
                 runner: Runner = exact
             else:
                 runner = load_onnx(moved_weights(self.graph.model, *how))
             for probe in self.probes:
-                with suppress(Exception):  # the runtime's own; it is raised to whoever asks for that probe
+                with suppress(Exception):  # any exception of the runtime; it is raised again when this probe is needed
                     if key_of(probe) not in known:
                         known[key_of(probe)] = runner.run(self._moved(probe))
             if key not in known:
@@ -332,9 +348,16 @@ def jitter_rounding(
     kind: Kind = JITTERED,
     known: Iterable[Movement] = (),
 ) -> Rounding:
-    """Of a graph by others of it whose numbers are moved; each runs when those before it do not suffice.
+    """Measure the rounding of a graph by copies of it with moved weights and inputs.
 
-    ``known`` movements, of which no graph has to run, come first.
+    Each copy runs only if the copies before it do not suffice.
+
+    Args:
+        runners: The copies.
+        feeds: The inputs of the inference.
+        right: The outputs of the graph itself.
+        kind: How rounding was measured, and what is allowed.
+        known: Movements that are known without running a copy; they come first.
     """
     moved = (movement(one.run(feeds), right, discrete=True) for one in runners)
     return Rounding(kind, lambda: chain(known, moved))
@@ -347,10 +370,10 @@ def moved_weights(
     coarse: Mapping[str, float] = MappingProxyType({}),
     anew: Collection[str] = (),
 ) -> onnx.ModelProto:
-    """The same graph with every number of its weights times 1 + z ``by``, z normal; of those in ``coarse`` by that.
+    """Return the graph with every number of its weights multiplied by 1 + z ``by``, where z is normally distributed.
 
-    Weights are what `_WEIGHTED` operators read; also what is added or multiplied, if it is several numbers or in
-    ``anew``.
+    Weights are the constants that `_WEIGHTED` operators read. Constants that are added or multiplied are weights, too,
+    if they are several numbers or in ``anew``. Weights in ``coarse`` move by the amount given there.
     """
     from onnx import numpy_helper
 
@@ -362,7 +385,7 @@ def moved_weights(
         if weight.data_location != weight.EXTERNAL and is_weight(name, weight):
             numbers = numpy_helper.to_array(weight)
             if numbers.dtype.kind == "f":
-                return numpy_helper.from_array(_jitter(numbers, coarse.get(name, by), _draws_of(name, seed)), name)
+                return numpy_helper.from_array(_jitter(numbers, coarse.get(name, by), _generator_of(name, seed)), name)
         return weight
 
     found = with_initializers(model, (other(weight.name, weight) for weight in model.graph.initializer))
@@ -402,7 +425,7 @@ def _moved_apart(
     def read(weight: onnx.TensorProto) -> ir.TensorProtocol:
         numbers = converted(weight, kinds[weight.name])
         if is_weight(weight.name, weight):
-            numbers = _jitter(numbers, coarse.get(weight.name, by), _draws_of(weight.name, seed))
+            numbers = _jitter(numbers, coarse.get(weight.name, by), _generator_of(weight.name, seed))
         return ir.tensor(numbers)
 
     def lazy(weight: onnx.TensorProto) -> ir.LazyTensor:
@@ -412,13 +435,13 @@ def _moved_apart(
     return moved_weights(typed, by, seed, coarse, anew), weights
 
 
-def _draws_of(name: str, seed: int) -> np.random.Generator:
-    """The generator for one weight: the same draws in whatever order weights are moved."""
+def _generator_of(name: str, seed: int) -> np.random.Generator:
+    """Return the random generator of one weight, so that its numbers do not depend on the order of weights."""
     return np.random.default_rng([seed, crc32(name.encode())])
 
 
 def jittered_feeds(feeds: Mapping[str, Array], by: float, seed: int) -> dict[str, Array]:
-    """Inputs with every number times 1 + z ``by``, z normal."""
+    """Return inputs with every number multiplied by 1 + z ``by``, where z is normally distributed."""
     generator = np.random.default_rng(seed)
     return {name: _jitter(numbers, by, generator) for name, numbers in feeds.items()}
 

@@ -1,4 +1,4 @@
-"""How much two ends of a link may differ: by precision, by depth, by kind of output."""
+"""How far the candidate of a link may differ from the reference: by precision, by depth, by kind of output."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ LINKS = ("converted", *EXACT, *LOSSY)
 
 
 def exact_rtols(depth: int = UNSCALED_DEPTH) -> dict[str, float]:
-    """The relative tolerance of every exact link for a net of so many blocks."""
+    """Return the relative tolerance of every exact link for a network with this number of blocks."""
     return {link: value * sqrt(max(1.0, depth / UNSCALED_DEPTH)) for link, value in EXACT.items()}
 
 
 def depth_reason(depth: int) -> str:
-    """Why the limits of a net of so many blocks are not the usual ones; empty if they are."""
+    """Return why the limits of a network with this number of blocks are larger than usual; empty if they are usual."""
     return f"limits grow with the square root of the depth, here {depth} blocks" if depth > UNSCALED_DEPTH else ""
 
 
@@ -90,21 +90,22 @@ def tolerance(
     rtol: Mapping[str, float] | None = None,
     atol: Mapping[str, float] | None = None,
 ) -> Tolerance:
-    """What the policy allows a link, with overrides by link.
+    """Return the tolerance of a link.
 
     Args:
         link: One of `LINKS`.
-        precision: Of what runs; a link is lossy where that is.
-        logits: Whether the output are logits; features have no first class.
-        decides: Whether the net decides something discrete, as which tokens merge.
+        precision: The precision of the candidate; a link in lower precision is lossy.
+        logits: Whether the outputs are logits; features have no top-1 prediction.
+        decides: Whether the network makes discrete decisions, e.g. which tokens merge.
         usual: Relative tolerances of the exact links; `exact_rtols` when None.
-        reasons: Why some of those are not `EXACT`, by link.
-        rtol: In place of those.
-        atol: An absolute tolerance; either suffices. Alone, it stands in place of the relative one.
+        reasons: Why some of the usual tolerances are not those of `EXACT`, by link.
+        rtol: Relative tolerances given by the user, by link; they replace the usual ones.
+        atol: Absolute tolerances given by the user, by link. An output passes by either tolerance. Given alone, the
+            absolute tolerance replaces the relative one.
 
     Raises:
-        UsageProblem: If there is no such link, an exact tolerance is given for a lossy one, or one is no number that
-            can be allowed.
+        UsageProblem: If a link does not exist, if an exact tolerance is given for a lossy link, or if a tolerance is
+            out of range.
     """
     require_links([link, *(rtol or {}), *(atol or {})])
     for given, largest in ((rtol, LARGEST_RTOL), (atol, float_info.max)):
@@ -142,20 +143,20 @@ def _lossy(precision: str, *, logits: bool, decides: bool) -> Tolerance:
 
 
 def norm_error(cosine: float) -> float:
-    """||a - b|| / ||b|| of two outputs at that angle, the nearest that they can be."""
+    """Return the smallest possible ||a - b|| / ||b|| of two outputs a and b with this cosine."""
     return sqrt(1 - cosine * cosine)
 
 
 def coarser(precisions: Sequence[str]) -> str:
-    """Of precisions the one that says least, by its noise; ``fp32`` where none is lossy."""
+    """Return the precision with the largest noise; ``fp32`` if none is lossy."""
     return max((name for name in precisions if name in LOSSY), key=lambda name: LOSSY[name][1], default="fp32")
 
 
 def bounded(name: str, value: float, largest: float) -> float:
-    """What may be allowed at all: a number from 0 to ``largest``; NaN and infinity are none.
+    """Return the value if it is from 0 to ``largest``.
 
     Raises:
-        UsageProblem: Naming it.
+        UsageProblem: If it is not, or if it is NaN.
     """
     if not 0 <= value <= largest:
         raise UsageProblem(
@@ -168,7 +169,7 @@ def require_links(names: list[str]) -> None:
     """Refuse a name that no link has.
 
     Raises:
-        UsageProblem: Naming it.
+        UsageProblem: If there is no such link.
     """
     for name in names:
         if name not in LINKS:
@@ -177,11 +178,11 @@ def require_links(names: list[str]) -> None:
             )
 
 
-# --- When a difference counts: metrics and what is allowed to a verdict, and what a lossy one says in words.
+# --- Decide the verdict of metrics by a tolerance, and describe the verdict of a lossy link.
 
 
 def verdict_by(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None) -> Verdict:
-    """NaN passes nothing."""
+    """Return the verdict of metrics by a tolerance; NaN fails."""
     if allowed.kind == "exact":
         relative = allowed.rtol is not None and metrics.max_rel_error <= allowed.rtol
         absolute = allowed.atol is not None and metrics.max_abs_error <= allowed.atol
@@ -193,7 +194,7 @@ def verdict_by(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None) 
 
 
 def _too_many(metrics: Metrics, allowed: Tolerance) -> tuple[bool, bool]:
-    """Whether there are more flips than allowed: beyond the noise, and within it."""
+    """Whether more top-1 predictions changed than allowed: (with a lead above the noise, with a smaller lead)."""
     if allowed.flips is None or allowed.flips_within_noise is None:
         return False, False
     beyond = metrics.top1_flips_that_matter > allowed.flips * metrics.images
@@ -202,7 +203,7 @@ def _too_many(metrics: Metrics, allowed: Tolerance) -> tuple[bool, bool]:
 
 
 def by_chance(count: int, n: int, share: float) -> float:
-    """How likely so many of n are, or more, where each is with this probability."""
+    """Return the probability of at least ``count`` successes in ``n`` trials, each with the probability ``share``."""
     if not 0 < share < 1:
         return float(count == 0 or share >= 1)
     ways = (lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) for k in range(count, n + 1))
@@ -211,9 +212,9 @@ def by_chance(count: int, n: int, share: float) -> float:
 
 
 def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None, *, task: str = "") -> str:
-    """What a lossy link's verdict says of top-1 predictions, and what was not looked at.
+    """Describe the top-1 predictions of a lossy link, and what was not evaluated.
 
-    ``task`` is the one that a link of its own is about.
+    ``task`` is the network's task, if its results have a link of their own.
     """
     if task:
         return f"these are the numbers; the results of {task} have a row of their own"
@@ -233,6 +234,6 @@ def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None,
 
 
 def verdict_of(links: Iterable[Link]) -> Verdict:
-    """Of all together: one that failed fails them, and where none passed nothing is shown."""
+    """Return the verdict of all links: failed if one failed, passed if one passed, else not verified."""
     verdicts = {link.verdict for link in links}
     return "failed" if "failed" in verdicts else "passed" if "passed" in verdicts else "not verified"

@@ -122,7 +122,7 @@ def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
     inputs = read_images(options, original.reading)
     teacher, taught_by = _teacher(options, parent, original)
     splits = split_images(inputs, options.samples, role_in_training)
-    if Budget.of(done).asked and not original.reading.config.classes:
+    if Budget.of(done).is_limited and not original.reading.config.classes:
         require_neighbors(splits)
     run = run_folder.Run(
         Path(options.out) if options.out else source.folder.with_name(f"{source.folder.name}-finetuned")

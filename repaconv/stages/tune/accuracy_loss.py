@@ -119,7 +119,7 @@ class LossEvaluation:
         its input and always gives that one would be within the budget as well. Other tasks have no top-1 predictions.
         """
         limits = Budget(*(share if share is not None and share < 1 else None for share in self.allowed))
-        if not limits.asked or self.graphs.choice is not None:
+        if not limits.is_limited or self.graphs.choice is not None:
             return ""
         self.progress("tune: what FP32 predicts", 0, 0)
         predicted, labeled = self._fp32_predictions()
@@ -320,7 +320,7 @@ def require_evaluation_images(options: TuneOptions, source_model: SourceModel) -
             the images have no labels, or the test split is so small that one image is more than the allowed share.
     """
     budget = Budget.of(options)
-    if not budget.asked:
+    if not budget.is_limited:
         return None
     if (choice := task_of_losses(options, source_model)) is not None:
         return _images_of_task(options, source_model, choice, budget)

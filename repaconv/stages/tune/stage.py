@@ -299,7 +299,7 @@ def _require_valid(options: TuneOptions) -> None:
             hint=f"Known objectives: {', '.join(OBJECTIVES)}.",
             code="objective",
         )
-    if Budget.of(options).asked and not (options.inputs or options.images):
+    if Budget.of(options).is_limited and not (options.inputs or options.images):
         raise UsageProblem(
             "lower precision is evaluated on images that the network is meant for, and none were given.",
             hint="Give --inputs FILE.npz or --images DIR.",

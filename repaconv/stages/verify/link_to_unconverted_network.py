@@ -35,7 +35,7 @@ class ParentLink:
 
         self.done, self.source_model, self.why_not = done, source_model, why_not
         self.parent: nn.Module | None = None if why_not else _parent(done)
-        features = source_model.scores is None and Budget.of(done).asked
+        features = source_model.scores is None and Budget.of(done).is_limited
         self.features = of_features() if features else None
         self.compared = Comparison(_FOLDED, Tolerance(kind="lossy"), evaluation=self.features)
         self.judging = self.left_out = 0
@@ -73,7 +73,7 @@ class ParentLink:
         left_out = f"{self.left_out} images of the calibration and validation splits are left out"
         link, *of_task = self.compared.links(LINK, ORIGINAL)
         link = link.model_copy(update={"task": of_task[0].task}) if of_task else link
-        return budget.judged(link, left_out)
+        return budget.concluded(link, left_out)
 
 
 def conversion_of(run: run_folder.Run, folded: FoldArtefact) -> ConvertArtefact | None:

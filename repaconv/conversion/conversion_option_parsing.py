@@ -169,8 +169,8 @@ def require_before(blocks: RequestedBlocks, how: ConversionSettings, heads: int)
     most = first * heads if blocks.single else first
     if first == 0 or max(blocks.named, default=0) >= first or (blocks.number or 0) > most:
         raise UsageProblem(
-            f"tokens merge from block {first} on and then lie on no grid, so only the {first} blocks before it can "
-            "be replaced.",
+            f"tokens merge from block {first} on, and merged tokens are on no grid, so that only the {first} blocks "
+            "before it can be replaced.",
             hint="Start --schedule with more zeros, or replace other blocks.",
             code="convert.schedule",
         )

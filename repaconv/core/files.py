@@ -94,7 +94,7 @@ def require_valid_name(path: Path) -> None:
             what = f"has a name of {longest} bytes" if longest > LONGEST_NAME else "is longer than a path may be"
             raise Refused(
                 f"{path} {what}; a file or folder may have {LONGEST_NAME}.",
-                hint="Shorten it, or give a shorter one for what is written, with -o.",
+                hint="Shorten it, or give a shorter output path with -o.",
                 code="file.name",
             ) from error
 

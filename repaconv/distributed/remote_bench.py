@@ -172,7 +172,7 @@ def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress:
             )
             raise EnvironmentProblem(
                 f"the bundle gave no result on {host} (exit code {code}): {late}.",
-                hint="Run it there by hand to see why: `repaconv bundle`, then its README.txt.",
+                hint="Run it there manually to see why: `repaconv bundle`, then its README.txt.",
                 code="farm.board-failed",
             )
         progress(f"bring back from {host}", 0, 0)

@@ -58,7 +58,7 @@ def read_image(path: Path, wanted: Preprocessing, size: tuple[int, int], channel
     with _opened(path) as image:
         if image.mode[0] in "IF":  # Pillow would clip the values instead of scaling them
             raise Refused(
-                f"{path} has more than 8 bits a channel (mode {image.mode}), and the file tells no scale for them.",
+                f"{path} has more than 8 bits per channel (mode {image.mode}), and their scale is unknown.",
                 hint="Save the images with 8 bits, as the network was trained on them.",
                 code="images.depth",
             )
@@ -221,7 +221,7 @@ def _are_numbers(names: list[str], classes: int) -> bool:
         raise UsageProblem(
             f"the folders {', '.join(names[:3])} ... are numbers of {classes} classes, and ImageFolder, which sorts "
             "them as text, has them in another order.",
-            hint="Give --classes FILE: one folder's name a line, in the order of the network's classes.",
+            hint="Give --classes FILE: one folder name per line, in the order of the network's classes.",
             code="classes",
         )
     return True

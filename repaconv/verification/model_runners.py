@@ -254,7 +254,7 @@ class Images:
         if len(session.inputs) != 1:
             raise Refused(
                 f"the engine takes {len(session.inputs)} inputs: {', '.join(port.name for port in session.inputs)}.",
-                hint="An image model takes one.",
+                hint="An image model takes one input.",
                 code="engine.inputs",
             )
         self.session, self.options = session, session.options

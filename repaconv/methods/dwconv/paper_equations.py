@@ -366,7 +366,7 @@ def with_token_merging(
         if mixer.kind != "attention" or mixer.rows or block.swiglu:
             what = "has a gated FFN" if block.swiglu else "is a convolution"
             raise Refused(
-                f"tokens merge in block {first}, and block {index} {what}; merged tokens lie on no grid.",
+                f"tokens merge in block {first}, and block {index} {what}; merged tokens are on no grid.",
                 hint="Merge tokens only after the last convolution.",
                 code="dwconv.merging",
             )

@@ -255,8 +255,8 @@ def profile_shapes(
         dims = named_dims_of(entry)
         for name in (dim for dim in dims if isinstance(dim, str) and dim not in named[0]):
             raise Refused(
-                f"the usual size of the dynamic dimension {name} of the input {entry.name} is not known, so TensorRT "
-                "cannot be told which shapes it has.",
+                f"the usual size of the dynamic dimension {name} of the input {entry.name} is unknown, and TensorRT "
+                "needs it to build an engine.",
                 hint="Export the model with fixed sizes from its framework, and fold that.",
                 code="build.profile",
             )

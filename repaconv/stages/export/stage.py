@@ -259,7 +259,7 @@ def _in_precision(plan: _Plan, graph: Graph, progress: Progress) -> LowPrecision
         return LowPrecisionGraph(graph.model)
     if graph.data is not None:
         raise Refused(
-            "the weights take more than 2 GiB; lower precision of such a net is not written yet.",
+            "the weights take more than 2 GiB; such a network cannot be converted to lower precision yet.",
             hint="Export it in fp32, and let the target's own tools lower it.",
             code="export.too-large",
         )
@@ -307,7 +307,7 @@ def _finished(plan: _Plan, graph: Graph, typed: LowPrecisionGraph, scratch: Path
         raise Refused(
             f"this network cannot be written in opset {plan.options.opset}: ONNX's converter leaves it in opset "
             f"{opset_of(model)}.",
-            hint="Leave --opset out, or export the network anew from its framework.",
+            hint="Leave --opset out, or export the network again from its framework.",
             code="export.opset",
         )
     check(model, scratch if graph.data else None)

@@ -474,15 +474,15 @@ def _exported_link(
 
 
 def _export_differs(link: Link, *, draws: bool) -> GateFailed:
-    """The error for an exported graph that computes something else.
+    """Return the error for an exported graph that computes something else.
 
-    ``draws`` says that the network itself gives other outputs when it is run again.
+    ``draws`` is whether the network itself gives other outputs when it runs again.
     """
     if draws:
         return GateFailed(
-            "this network does not compute the same twice: it draws random numbers, and nothing it gives can be "
+            "this network does not compute the same twice: it uses random numbers, so that its outputs cannot be "
             "compared; nothing was written.",
-            hint="Give the part of it that draws none, as --arch ./net.py:build, or an ONNX graph of it.",
+            hint="Give the part without random numbers, as --arch ./net.py:build, or an ONNX graph of it.",
             code="network.random",
         )
     off, allowed = link.metrics.max_rel_error if link.metrics else 0.0, link.tolerance.rtol if link.tolerance else 0.0

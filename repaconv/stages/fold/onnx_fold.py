@@ -151,7 +151,7 @@ def _preset_of(options: FoldOptions) -> GraphPreset:
     if options.preset not in (DEFAULT, OFFICIAL):
         require_known_preset(options.preset)
         raise UsageProblem(
-            f"--preset {options.preset} is known of a folded graph's shapes, and this one is not folded yet.",
+            f"--preset {options.preset} was measured on a folded graph, and this graph is not folded yet.",
             hint="Fold it without --preset, then run: repaconv export --preset NAME.",
             code="usage.onnx",
         )

@@ -157,7 +157,7 @@ def _require_no_images(source_model: SourceModel, asked: Any) -> None:
         takes = ", ".join(f"{port.name} {list(port.shape)} {port.dtype}" for port in source_model.inputs)
         raise UsageProblem(
             f"this network takes no images [N, C, H, W]: {takes}.",
-            hint="Give its inputs by name with --inputs FILE.npz, or nothing: they are drawn.",
+            hint="Give its inputs by name with --inputs FILE.npz, or leave --images out for random inputs.",
             code="inputs.none",
         )
 

@@ -27,7 +27,7 @@ class Deprecation(NamedTuple):
     removed_in: str
 
     def __str__(self) -> str:
-        """What its user reads."""
+        """Return the message for the user."""
         return f"{self.what} is deprecated: use {self.use}. It is removed in repaconv {self.removed_in}."
 
     def warn(self, stacklevel: int = 2) -> None:

@@ -33,7 +33,7 @@ class MeasuredModel(Record):
 
     @property
     def told(self) -> str:
-        """What it is, in words."""
+        """Description in words."""
         return ", ".join(
             [self.kind or "a model", *(f"{count:,.0f} {name}" for name, count in sorted(self.counts.items()))]
         )
@@ -116,7 +116,7 @@ class Regression(Record):
 
     @property
     def description(self) -> str:
-        """What is compared, and how it came out, in words."""
+        """Description of the comparison and its result."""
         whose = "the baseline" if self.same_machine else f"the baseline of another machine ({self.machine})"
         beside = f"each relative to the {self.reference} measured with it" if self.reference else "in milliseconds"
         rough = "" if self.same_machine else ", which compares only roughly from one machine to another"

@@ -174,7 +174,7 @@ class Pace(Record):
 
     @property
     def told(self) -> str:
-        """What was reached, in words."""
+        """Description of the speedup that was reached."""
         reached = self.reached.told("converted", "before")
         return f"{reached}, on {self.target}; a speedup of {self.wanted:g} was asked for: {self.machine}"
 

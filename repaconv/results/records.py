@@ -388,7 +388,7 @@ class Tolerance(Record):
 
     @property
     def description(self) -> str:
-        """What is allowed, in words."""
+        """Description of the limits."""
         if self.kind == "exact":
             limits = ((self.rtol, "relative"), (self.atol, "absolute"))
             return " or ".join(f"{value:.0e} {kind}" for value, kind in limits if value is not None)
@@ -688,7 +688,7 @@ class Link(TaskIfAny):
 
     @property
     def lossy_text(self) -> str:
-        """What was measured of a lossy link, each with its limit; empty where nothing was, and of an exact one."""
+        """The measured values of a lossy link, each with its limit; empty if nothing was measured."""
         seen, allowed = self.metrics, self.tolerance
         if self.task is not None:
             return self.task.description

@@ -54,7 +54,7 @@ class Reverts(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is kept of a fold: its graph, its changes, and what was reverted."""
+    """A fold without the reverted rewrites: its graph, its changes, and what was reverted."""
 
     graph: Evaluated
     changes: Sequence[Change]

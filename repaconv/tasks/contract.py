@@ -42,7 +42,7 @@ class OnlyCandidateFinds(NothingToCompare):
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """What is known of a network besides its outputs.
+    """The known facts about a network, apart from its outputs.
 
     Attributes:
         architecture: Its name, e.g. ``transformers:DetrForObjectDetection``; empty if unknown.
@@ -109,11 +109,11 @@ class Task(ABC):
         """
 
     def matched_rows(self, result: Any, truth: Any) -> tuple[Array, Array]:
-        """Of `lists`, the rows of the objects of one image that match: of the candidate, and of the reference."""
+        """Return the rows of `lists` of the matching objects of one image: the candidate's and the reference's rows."""
         raise NotImplementedError
 
     def truth(self, result: Any) -> Any:
-        """What other results are compared with, made of the reference's own result."""
+        """Return the truth that results are compared with, made of the reference's result."""
         return result
 
     @abstractmethod
@@ -132,7 +132,7 @@ class Task(ABC):
         """Complete the rows of `labeled_row`, (candidate's, reference's) of each image, where it takes all of them.
 
         Raises:
-            Unmatched: Nothing tells which category of the labels is which class of the network.
+            Unmatched: It is unknown which category of the labels is which class of the network.
         """
         return pairs
 
@@ -150,7 +150,7 @@ class Task(ABC):
 
     @abstractmethod
     def summary(self, rows: Sequence[Row]) -> dict[str, float]:
-        """All metrics, over the images of these rows.
+        """Return all metrics over the images of these rows.
 
         Raises:
             NothingToCompare: The reference's results show nothing; `OnlyCandidateFinds` if the candidate's do.

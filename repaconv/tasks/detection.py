@@ -78,7 +78,7 @@ class Objects(NamedTuple):
         return cls(boxes[places].astype(float), scores[places].astype(float), classes[places].astype(int), places)
 
     def only(self, places: Array) -> Objects:
-        """Those at these places."""
+        """Return the objects with these indices."""
         masks = None if self.masks is None else self.masks[places]
         return Objects(self.boxes[places], self.scores[places], self.classes[places], self.places[places], masks)
 
@@ -96,7 +96,7 @@ class Labeled(NamedTuple):
     categories: Mapping[int, str]
 
     def only(self, places: Array) -> Labeled:
-        """Those at these places."""
+        """Return the objects with these indices."""
         return Labeled(self.boxes[places], self.ids[places], self.crowd[places], self.categories)
 
 

@@ -74,7 +74,7 @@ def task_named(name: str) -> TaskName:
 
 
 def by_architecture(name: str, config: Mapping[str, Any]) -> TaskName | None:
-    """The task that an architecture's name tells, or the task in an Ultralytics checkpoint; None if neither does."""
+    """Return the task by the architecture's name or from an Ultralytics checkpoint; None if both leave it open."""
     if own := ULTRALYTICS.get(str(config.get("task"))):
         return own
     return next((task for pattern, task in ARCHITECTURES if re.fullmatch(pattern, name)), None)

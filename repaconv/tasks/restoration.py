@@ -65,7 +65,7 @@ class Restoration(Task):
         return {name: mean(of_images, name) for name in ("PSNR", "SSIM")}
 
     def disagreement(self, summary: Mapping[str, float]) -> float:
-        """What is missing of an SSIM of 1."""
+        """Return 1 minus the SSIM."""
         return 1 - summary["SSIM"]
 
     def agreement(self, row: Row) -> float:

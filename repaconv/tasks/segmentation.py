@@ -137,7 +137,7 @@ class Segmentation(Task):
         return {"pixel agreement": agreement, "mean IoU": float((both[seen] / union[seen]).mean())}
 
     def disagreement(self, summary: Mapping[str, float]) -> float:
-        """What is missing of a mean IoU of 1."""
+        """Return 1 minus the mean IoU."""
         return 1 - summary["mean IoU"]
 
     def agreement(self, row: Row) -> float:

@@ -306,7 +306,7 @@ def _compared(part: nn.Module, after: nn.Module, call: Call) -> Equality:
 
 
 def _compared_if_it_runs(part: nn.Module, after: nn.Module, call: Call) -> Equality:
-    """The comparison on a call; nothing is verified if the first module cannot run it."""
+    """Compare two modules on a call; nothing is verified if the first module cannot run it."""
     try:
         right = outputs(part, call)
     except Exception:

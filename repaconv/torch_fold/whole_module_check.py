@@ -121,7 +121,7 @@ def _shapes(module: nn.Module) -> Iterator[tuple[int, ...]]:
 
 
 def _width(part: nn.Module) -> tuple[bool, int] | None:
-    """Whether a layer reads images, and its number of input channels; None for a layer that tells neither."""
+    """Return whether a layer reads images, and its number of input channels; None if the layer shows neither."""
     match part:
         case nn.Conv2d() | nn.ConvTranspose2d():
             return True, part.in_channels

@@ -28,7 +28,7 @@ SCORES = "{} {}, input {}"
 
 
 def cut_at_choices(before: Evaluated, after: Evaluated) -> tuple[Evaluated, Evaluated, str] | None:
-    """Both graphs cut, with the inputs of the first and its choices, and the operators; None if they share none."""
+    """Cut both graphs, and return them with the operators at which they are cut; None if they share none."""
     nodes = _choices(before.model)
     others = _choices(after.model)
     shared = [name for name, node in nodes.items() if name in others and _kind_of(node) == _kind_of(others[name])]
@@ -40,14 +40,14 @@ def cut_at_choices(before: Evaluated, after: Evaluated) -> tuple[Evaluated, Eval
         found = runner.run(each)
         feeds.append(dict(each) | {name: found[name] for name in chosen})
     types = {name: feeds[0][name].dtype for name in chosen}
-    ends = [Evaluated(_cut(end.model, shared, types)) for end in (before, after)]
-    for end in ends:
-        end.probes = replace(before.probes, plain=tuple(feeds), more=tuple)
-    return ends[0], ends[1], ", ".join(dict.fromkeys(nodes[name].op_type for name in shared))
+    graphs = [Evaluated(_cut(graph.model, shared, types)) for graph in (before, after)]
+    for graph in graphs:
+        graph.probes = replace(before.probes, plain=tuple(feeds), more=tuple)
+    return graphs[0], graphs[1], ", ".join(dict.fromkeys(nodes[name].op_type for name in shared))
 
 
 def _choices(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
-    """The nodes that choose by a number that is computed, by their first output."""
+    """Return the nodes that choose by a computed number, by the names of their first outputs."""
     constants = constants_of(model.graph)
     return {
         node.output[0]: node

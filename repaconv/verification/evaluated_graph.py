@@ -151,7 +151,7 @@ class Evaluated:
 
 
 class _Read(NamedTuple):
-    """What was read of a graph."""
+    """The values read from a graph."""
 
     parameters: int
     matrices: Matrices

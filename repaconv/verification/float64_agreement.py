@@ -80,7 +80,7 @@ def graph_rounding(path: Path) -> Callable[[Feeds], Rounding]:
 
 
 def differing_operators(model: onnx.ModelProto, float64: Float64, *calls: Feeds) -> str:
-    """What is to be said of operators whose float64 evaluation is not ONNX Runtime's; empty if there are none.
+    """Describe the operators that compute something else in float64 than ONNX Runtime does; empty if there are none.
 
     A graph that ONNX Runtime itself evaluates in float64 has none.
 
@@ -108,7 +108,7 @@ def differing_operators(model: onnx.ModelProto, float64: Float64, *calls: Feeds)
 
 
 def not_compared(error: Exception) -> str:
-    """What is to be said where either runtime raised an exception."""
+    """Return the description for the case that either runtime raised an exception."""
     return f"its float64 evaluation could not be compared with ONNX Runtime ({first_line(error)})"
 
 
@@ -132,7 +132,7 @@ class _Inference:
         return not (self._error or self._differing)
 
     def told(self) -> str:
-        """What is to be said of it; empty if all operators agree."""
+        """Description of the differing operators; empty if all operators agree."""
         if self._error:
             return self._error
         found = [f"{node.op_type} {node.onnx_node.name or node.output[0]}" for node in self._differing]
@@ -213,7 +213,7 @@ class _Piece:
         self._alone = True
 
     def run(self, feeds: Feeds, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What the nodes give, by name, for the inputs of the graph and the values of the pieces before."""
+        """Return the outputs of the nodes by name, for the graph's inputs and the values of earlier pieces."""
         if not self._gives:
             return {}
         if self._alone:

@@ -53,7 +53,7 @@ def _error_function(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _in_parts(function: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any]) -> NDArray[Any]:
-    """Apply a function of single numbers to some at a time, so that what it computes on the way stays in the cache."""
+    """Apply a function of single numbers to some at a time, so that intermediate arrays stay in the cache."""
     found = np.empty(x.shape, x.dtype)
     given, into = x.reshape(-1), found.reshape(-1)
     for begin in range(0, x.size, AT_ONCE):

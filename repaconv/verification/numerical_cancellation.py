@@ -57,7 +57,7 @@ def small_values(model: onnx.ModelProto, calls: Sequence[Feeds]) -> list[str]:
 
 
 def _terms(node: onnx.NodeProto, values: dict[str, Array]) -> dict[str, Array]:
-    """What the node adds up, and its sum, by name; nothing if it is a sum of integers, or of one value and itself."""
+    """Return the terms of a node's sum, and the sum, by name; nothing for integers, or for a value added to itself."""
     given = [values[name] for name in node.input if name in values]
     if len({*node.input}) < len(node.input) or any(array.dtype.kind != "f" for array in given):
         return {}

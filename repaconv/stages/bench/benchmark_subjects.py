@@ -153,7 +153,7 @@ def _torch_subjects(
 def _references(
     other: list[BenchmarkSubject], training: Callable[[], BenchmarkSubject]
 ) -> tuple[list[BenchmarkSubject], str]:
-    """The reference that was asked for, else the training-time network; or a note why there is none."""
+    """Return the requested reference, else the training-time network; or a note why there is none."""
     if other:
         return other, ""
     try:

@@ -193,7 +193,7 @@ def _graph_of_run(run: run_folder.Run, device: Target, options: EstimateOptions)
 
 
 def _bare_graph(path: Path, options: EstimateOptions) -> _Graph:
-    """A graph that belongs to no run.
+    """Open a graph that belongs to no run.
 
     Raises:
         Refused: If the file is no ONNX graph.

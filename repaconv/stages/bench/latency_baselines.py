@@ -124,7 +124,7 @@ OTHER_NETWORK = f"{BASELINE_OF} another network"
 
 
 def _other_model(known: Baselines, name: str, done: BenchArtefact) -> str:
-    """That the baseline belongs to another network, or to other weights of the same network; empty if to this file.
+    """Return why the baseline belongs to another network, or to other weights; empty if it belongs to this file.
 
     The baseline of this machine decides. Without one, a baseline of the same network on any machine is enough.
     """

@@ -102,7 +102,7 @@ class Plan(NamedTuple):
 
 
 class MeasuredOutputs(NamedTuple):
-    """What the models were measured on, and what they computed.
+    """The inputs on which the models were measured, and their outputs.
 
     Attributes:
         calls: The inputs.
@@ -150,7 +150,7 @@ def _first_run(name: str, session: Session, feeds: Feeds, *, alone: bool) -> Map
 
 
 class BenchMeasurement(NamedTuple):
-    """What was measured: samples and models, the batch size, and time by module if it was asked for."""
+    """The measured samples and models, the batch size, and the time by module if it was requested."""
 
     measured: Measurement
     batch: int

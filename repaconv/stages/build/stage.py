@@ -375,7 +375,7 @@ def work_possible(target: str) -> str:
 
 
 def target_support(target: str) -> list[plugins.PluginRow]:
-    """What can be done for a target on this machine, and what is missing for the rest."""
+    """Return what can be done for a target on this machine, and what is missing for the rest."""
     device = load_target(target)
     engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
     wanted = f"{device.runtime} {device.runtime_version}".strip()

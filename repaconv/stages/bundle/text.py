@@ -19,7 +19,7 @@ def show_bundle_and_collect(done: BundleArtefact | CollectArtefact) -> None:
 
 
 def board_commands(done: BundleArtefact) -> str:
-    """What to do with a bundle, on the board and here."""
+    """Return the commands for a bundle, on the board and here."""
     return (
         f"on the board: tar xzf {done.payload.path} && python3 {done.inside}/run.py; then here: repaconv collect "
         "result.tar.gz"

@@ -210,9 +210,9 @@ def _hyperparameters(options: FinetuneOptions, course: TrainingPlan) -> Training
 
 
 def _interrupted_training(plan: _Plan) -> FinetuneArtefact | None:
-    """The interrupted training to resume, or the finished one that is not folded yet; nothing is written yet.
+    """Return the interrupted training to resume, or the finished one that is not folded yet. Nothing is written yet.
 
-    None if its file is gone: it is trained anew.
+    None if its file is missing: then training starts again.
 
     Raises:
         Refused: If the folder belongs to something else, or contains another interrupted training.

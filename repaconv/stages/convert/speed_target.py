@@ -46,7 +46,7 @@ MethodNetwork = tuple["Reading", str]
 
 
 def require_speed_target(options: ConvertOptions) -> Target | None:
-    """The target on which speed is measured; None if no speed is asked for.
+    """Return the target on which the speed is measured; None if no speedup was requested.
 
     Raises:
         UsageProblem: If the speedup is not above 1, other options choose the conversion, or the target runs no graphs.
@@ -158,7 +158,7 @@ FITTING_IMAGES = 8
 
 @dataclass(frozen=True)
 class SpeedSearch:
-    """All measurements for a speedup that was asked for."""
+    """All measurements for a requested speedup."""
 
     measurement: SpeedMeasurement
     wanted: float
@@ -217,7 +217,7 @@ class SpeedSearch:
 def speed_search(
     wanted: float | None, device: Target | None, original: Reading, folder: Path, progress: Progress
 ) -> Iterator[SpeedSearch | None]:
-    """Prepare the measurements, if a speedup is asked for; yields None otherwise."""
+    """Prepare the measurements if a speedup was requested; else yield None."""
     if wanted is None or device is None:
         yield None
         return
@@ -228,7 +228,7 @@ def speed_search(
 def search_schedule(
     search: SpeedSearch, plain: PlainViT, checkpoint: Checkpoint, settings: dict[str, str], evaluation: Evaluation
 ) -> Schedule:
-    """The merging schedule whose speedup is within 5% of the one asked for.
+    """Return the merging schedule whose speedup is within 5% of the requested one.
 
     Raises:
         Refused: If the network outputs one vector per patch.

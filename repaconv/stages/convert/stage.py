@@ -132,7 +132,7 @@ def _plan(options: ConvertOptions, checkpoint: Path) -> _Plan:
 
 
 def _output_run(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_folder.Run:
-    """The run folder, unless it contains files of something else; nothing is written yet."""
+    """Return the run folder; refuse one that contains files of something else. Nothing is written yet."""
     usual = run_folder.OUT / f"{run_folder.utf8_stem(checkpoint)}-{options.method}"
     run = run_folder.Run(Path(options.out) if options.out else usual)
     if stage_of(run.convert_json) == "convert":
@@ -266,7 +266,7 @@ def _merge_tokens(plan: _Plan, progress: Progress) -> ConvertArtefact:
 def _measure_tradeoff(
     plan: _Plan, taken: MeasuredConversion, how: ConversionSettings, options: Sequence[int], progress: Progress
 ) -> Trade | None:
-    """The trade-off with the other conversions, if it is asked for."""
+    """Return the trade-off with the other conversions if it was requested."""
     from repaconv.conversion.block_selection import SelectionData
 
     if not plan.options.curve or plan.device is None:

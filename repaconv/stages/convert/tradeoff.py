@@ -42,7 +42,7 @@ class MeasuredConversion(NamedTuple):
 
 
 class ConversionSource(NamedTuple):
-    """What conversions are made from and evaluated by."""
+    """The network that conversions start from, and what evaluates them."""
 
     checkpoint: Checkpoint
     settings: dict[str, str]

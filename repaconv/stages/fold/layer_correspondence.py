@@ -102,7 +102,7 @@ def _first_of_kinds(certificate: Sequence[FoldStep], before: Layers, after: Laye
 
 
 def _affordable(chosen: Sequence[str], before: Layers, trained: Reading) -> list[str]:
-    """As many of the modules, in their order, as `MOST_FOLDED_NUMBERS` allows."""
+    """Return as many of the modules, in their order, as `MOST_FOLDED_NUMBERS` allows."""
     kept: list[str] = []
     numbers = [(name, tensor.numel()) for name, tensor in trained.tensors.items()]
     for name in chosen:

@@ -39,7 +39,7 @@ ROUNDS_WORSE_REASON = f"with it the graph rounds by more than {MEASURED_TIMES} t
 def compared_with_reverts(
     source: Path, fold: Kept, given: Evaluated, before: Evaluated, refold: Refold, again: Again
 ) -> tuple[Kept, tuple[Link, ...]]:
-    """What is kept of the fold, and its comparison with the original; no links if no change remains.
+    """Return the fold without the reverted steps, and its comparison with the original; no links if no change remains.
 
     Args:
         source: The graph's file, for messages.

@@ -149,7 +149,7 @@ def _is_as_fast_at_first(given: Evaluated, folded: Evaluated, call: _Inference) 
 def _measured(
     given: Evaluated, folded: Evaluated, call: _Inference, rounds: int, loads: int | None = None
 ) -> Measurement | None:
-    """Both graphs in interleaved rounds, and in at most so many session loads; None if one does not run."""
+    """Measure both graphs in interleaved rounds; None if one does not run."""
     from repaconv.benchmark.interleaved_protocol import MOST_LOADS, Entrant, Protocol, measure
     from repaconv.verification.model_runners import load_onnx
 

@@ -74,7 +74,7 @@ def _inspected(found: Checkpoint, settings: Mapping[str, str]) -> Inspection:
 
 
 def _pickled_network(found: Checkpoint) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
-    """What a pickled module says of itself, and why a network of Ultralytics cannot be built; nothing else has any."""
+    """Return facts about a pickled module, and why a network of Ultralytics cannot be built; none for other files."""
     if not found.modules:
         return (), ()
     module = Fact(name="pickled module", value=found.modules[""].kind, source="the pickle, read as data")

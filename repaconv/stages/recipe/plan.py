@@ -499,7 +499,7 @@ def steps_to_run(steps: Sequence[Step], journal: Journal, *, again: bool = False
 def preview(
     steps: Sequence[Step], journal: Journal, *, again: bool = False, others: Iterable[str] = ()
 ) -> list[StepOutcome]:
-    """What `execute_steps` would do, without doing it."""
+    """Return what `execute_steps` would do, without doing it."""
     would = steps_to_run(steps, journal, again=again)
     found = [
         StepOutcome(name, "would be removed", "it is no longer in the plan")

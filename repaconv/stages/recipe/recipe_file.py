@@ -524,7 +524,7 @@ def keys_of(section: str) -> list[OptionField]:
 
 
 def _remedy(problem: Problem) -> str:
-    """What to write instead: the nearest value if there are a few, otherwise what the key means."""
+    """Return what to write instead: the nearest value if there are a few, otherwise the meaning of the key."""
     if problem.error["type"] == "missing":
         return f'Write it, e.g. {problem.keys[-1]} = "...".'
     if problem.error["type"] == "literal_error":

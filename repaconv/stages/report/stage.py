@@ -228,7 +228,7 @@ def _results_of_stage(folder: Path, stage: str, kind: type) -> list:  # type: ig
 
 
 def _not_verified(folded: FoldArtefact, held: _CurrentResults, links: list[Link]) -> list[str]:
-    """What was not verified or measured, so that its absence is not read as a pass."""
+    """Return what was not verified or measured, so that its absence is not read as a pass."""
     found = [f"{link.name} was not run ({link.note})" for link in links if link.verdict == "not verified"]
     if held.verified is None:
         found.append("these weights were not verified (repaconv verify)")

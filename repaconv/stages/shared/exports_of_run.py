@@ -26,7 +26,7 @@ class Export(NamedTuple):
     Attributes:
         artefact: Its result.
         path: The result's file.
-        variant: What tells it from the run's other exports.
+        variant: The name that distinguishes it from the run's other exports.
     """
 
     artefact: ExportArtefact

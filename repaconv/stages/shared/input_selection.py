@@ -121,7 +121,7 @@ def scores_output(source_model: SourceModel, given: Inputs, task: str | None = N
 
 
 def scores_note(source_model: SourceModel, given: Inputs, task: str | None = None) -> str:
-    """What was assumed about labels and class scores in a lossy comparison, in words."""
+    """Describe what was assumed about labels and class scores in a lossy comparison."""
     scores, told = source_model.scores, [given.labels] if given.labels else []
     if scores and not (task or source_model.folded.task or scores_output(source_model, given)):
         told.append(

@@ -118,7 +118,7 @@ AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 @dataclass(frozen=True)
 class Option:
-    """The definition of one option; it stands in the ``Annotated`` of a field of `Options`.
+    """The definition of one option, written in the ``Annotated`` of a field of `Options`.
 
     Attributes:
         help: Description: the option's help, and the argument's documentation.
@@ -282,7 +282,7 @@ def renamed(given: Mapping[str, Any], options: type[Options]) -> dict[str, Any]:
 
 
 def setting_text(value: Any) -> str:
-    """A setting given in Python or in a recipe, as the command line would write it."""
+    """Return a setting that was given in Python or in a recipe as the text that the command line takes."""
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
@@ -339,7 +339,7 @@ def require_valid_names(given: Iterable[Any]) -> None:
 
 
 def refuse_without_effect(rules: Iterable[NoEffect], values: Any, given: Mapping[str, str], hint: str) -> None:
-    """Refuse options that were given and have no effect: whoever gives one expects something from it.
+    """Refuse options that were given and have no effect, because the user expects an effect.
 
     Args:
         rules: Which options have no effect in which situation.

@@ -53,7 +53,7 @@ def shapes_sha256(shapes: Mapping[str, Any]) -> str:
 
 
 def choose_preset(form: str | Path, official: tuple[str, ...], shapes: str) -> GraphPreset:
-    """The preset that was asked for.
+    """Return the requested preset.
 
     Args:
         form: One of `NAMED`, or a result file of `tune`.
@@ -75,7 +75,7 @@ def choose_preset(form: str | Path, official: tuple[str, ...], shapes: str) -> G
 
 
 def tuned_result(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact | None:
-    """The result of `tune` that a preset stands for; None for other presets.
+    """Return the result of `tune` that a preset names; None for other presets.
 
     Raises:
         UsageProblem: See `choose_preset`.
@@ -122,7 +122,7 @@ def _read_tuned(path: Path, shapes: str) -> TuneArtefact:
 
 
 def preset_for(asked: str | None, source_model: SourceModel, device: Target, quantizer: str | None) -> GraphPreset:
-    """The preset that is asked for, else the one recorded by the fold; and the INT8 quantizer.
+    """Return the requested preset, else the one recorded by the fold; and the INT8 quantizer.
 
     The quantizer is the one that is asked for, else the preset's if the target supports it.
 
@@ -193,7 +193,7 @@ def _is_up_to_date(tuned: TuneArtefact) -> bool:
 
 @dataclass(frozen=True)
 class ResolvedOptions(Generic[AnyOptions]):
-    """Options after a preset that stands for a result of `tune` was resolved.
+    """Options after a preset that names a result of `tune` was resolved.
 
     Attributes:
         options: The options, with the target and precision of the tuned configuration.

@@ -53,7 +53,7 @@ def task_of(source_model: SourceModel, asked: str | None = None) -> Choice:
 
 
 def _about(source_model: SourceModel) -> NetworkFacts:
-    """What is known of the network besides its outputs."""
+    """Return the known facts about the network, apart from its outputs."""
     folded = source_model.folded
     if not isinstance(folded, NetworkFold):
         return NetworkFacts(size=folded.image_size)

@@ -345,7 +345,7 @@ def require_evaluation_images(options: TuneOptions, source_model: SourceModel) -
 
 
 def chosen_images(options: TuneOptions, source_model: SourceModel) -> Inputs:
-    """The images or inputs of the options, of the image size that was asked for.
+    """Return the images or inputs of the options, in the requested image size.
 
     Raises:
         UsageProblem: If they are of another size; or see `choose_inputs`.

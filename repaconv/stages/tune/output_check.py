@@ -125,7 +125,7 @@ class ComparedBatch:
     call: Batch
 
     def verdict(self, session: Ported, batch: int | None, *, precisely: bool) -> Verdict:
-        """Of a session's outputs; *not verified* if the batch cannot tell.
+        """Return the verdict of a session's outputs; *not verified* if the batch cannot show a difference.
 
         Args:
             session: Runs the configuration.
@@ -271,7 +271,7 @@ def check_batches(source_model: SourceModel, given: Inputs | None, size: ImageSi
 
 
 def _of_given(given: Inputs, count: int, fixed: int | None) -> Batch:
-    """Some of the given images, evenly spread; a fixed batch is filled by repeating them."""
+    """Return some of the given images, evenly spread. A fixed batch is filled by repeating them."""
     if given.whole:
         return given.together(fixed).piece(0, 1)
     every = given.shape[0]

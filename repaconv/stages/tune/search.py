@@ -55,7 +55,7 @@ Form = tuple[str, ...]
 
 
 class Measured(NamedTuple):
-    """A speedup over the baseline, and in how many rounds it was measured: in more than asked for if it was known."""
+    """A speedup over the baseline, and its number of rounds, which is larger than requested if it was known."""
 
     ratio: Ratio
     rounds: int
@@ -103,7 +103,7 @@ class SpeedSource(Protocol):
         ...
 
     def known(self) -> Sequence[Deployment]:
-        """What was measured before, for weights of the same shapes."""
+        """Earlier measurements for weights of the same shapes."""
         ...
 
     def predicted_s(self, deployments: Sequence[Deployment], rounds: int, *, written: bool = False) -> float:
@@ -354,7 +354,7 @@ class _Search:
         self._evaluate_leader()
 
     def explore(self, *, exact: bool) -> None:
-        """Measure what is expected to improve on the best, or on the best exact one, until nothing is."""
+        """Measure configurations that may be faster than the best one, or the best exact one, until none is left."""
         while batch := self._batch(exact=exact):
             self._measured(batch)
             self._evaluate_leader()
@@ -544,7 +544,7 @@ class _Search:
     # The end
 
     def _ranked(self) -> list[Deployment]:
-        """What was measured and may be chosen, the fastest first."""
+        """Return the measured configurations that may be chosen, the fastest first."""
         known = [each for each in self.trial_of if self._counts(each, exact=False) and self.rows.found[each].ratio]
         gains, _ = self._predicted(known) if known else ([], [])
         return [known[place] for place in sorted(range(len(known)), key=lambda place: -gains[place])]
@@ -851,7 +851,7 @@ class Candidates:
         return [trial._replace(start=start.model_copy(update={"fp32_modules": keep})) for keep in steps]
 
     def deployable(self, deployment: Deployment) -> Path | Network:
-        """What its runtime opens: a graph file or a PyTorch module."""
+        """Return what the runtime of a configuration opens: a graph file or a PyTorch module."""
         if takes_networks(self.device_of(deployment)):
             return self.source_model.network(DEPLOY)
         return self.path(deployment)
@@ -862,7 +862,7 @@ class Candidates:
         return {"batch": batch, "height": size[0], "width": size[1]} if size else self.source_model.free_sizes(batch)
 
     def _lowered_key(self, deployment: Deployment) -> tuple[Any, ...]:
-        """What its graph of lower precision depends on, beyond the FP32 graph."""
+        """Return what the graph of lower precision depends on, in addition to the FP32 graph."""
         device, precision = self.device_of(deployment), deployment.precision
         without_kernel = device.fp32_operators.get(precision, ())
         return precision, int8_for(device, deployment.quantizer), deployment.fp32_modules, without_kernel
@@ -892,7 +892,7 @@ class Candidates:
 
 
 def _exact_key(deployment: Deployment) -> tuple[Any, ...]:
-    """What its FP32 graph depends on."""
+    """Return what the FP32 graph of a configuration depends on."""
     return deployment.target, deployment.rewrites
 
 
@@ -990,7 +990,7 @@ class Workload(NamedTuple):
 
 
 def available_runtimes(options: TuneOptions, device: Target, *, here: bool) -> MachineRuntimes:
-    """The runtimes that were asked for and are available; on a cluster the target's own alone.
+    """Return the requested runtimes that are available; on a cluster only the target's own runtime.
 
     Raises:
         EnvironmentProblem: If the target's own runtime is not installed here.
@@ -1046,7 +1046,7 @@ def _require_on_cluster(options: TuneOptions, device: Target, asked: set[str]) -
 
 
 def _requested_runtimes(options: TuneOptions, beside: Mapping[str, Target]) -> set[str]:
-    """The runtimes that were asked for. By default, all that run graphs: compiling PyTorch modules takes minutes and
+    """Return the requested runtimes. By default, all that run graphs: compiling PyTorch modules takes minutes and
     was never the fastest.
     """
     named = set(options.runtimes or (AUTO,))

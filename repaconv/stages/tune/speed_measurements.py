@@ -233,7 +233,7 @@ class MeasurementCosts:
         return sum(alike.values()) / len(alike) if alike else self._usual_s(deployment)
 
     def _written_alike(self, timed: Deployment, other: Deployment) -> bool:
-        """Whether the time to write one graph tells that of the other; the baseline's is on disk before it is timed."""
+        """Whether two graphs take equally long to write; the baseline is on disk before it is timed."""
         kinds = [(each.runtime, each.precision, each.quantizer) for each in (timed, other)]
         return timed != self.baseline and kinds[0] == kinds[1]
 
@@ -322,7 +322,7 @@ class Journal:
         return self
 
     def known(self) -> list[Deployment]:
-        """What was measured before."""
+        """Earlier measurements."""
         return [each for each in self.deployments.values() if each != self.baseline]
 
     @property

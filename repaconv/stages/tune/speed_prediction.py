@@ -72,7 +72,7 @@ class Observation(NamedTuple):
 
 
 def observed(network: str, macs: float, deployment: Deployment, ratio: Ratio, rounds: int) -> Observation:
-    """What a measurement says; few rounds say less than their interval claims."""
+    """Return a measurement as an observation; few rounds are less certain than their interval claims."""
     spread = math.log(ratio.high / ratio.low) / 3.92 if ratio.low > 0 else 1.0  # 1.96 standard deviations to each side
     return Observation(network, macs, deployment, math.log(ratio.median), max(spread, ROUND_NOISE / math.sqrt(rounds)))
 
@@ -91,7 +91,7 @@ def _read(networks: Sequence[Mapping[str, Any]]) -> Iterator[Observation]:
 
 
 def own_history(results: Iterable[TuneArtefact], machine: Mapping[str, Any], objective: str) -> list[Observation]:
-    """What earlier searches on this machine measured: of each the configurations with most rounds."""
+    """Return the measurements of earlier searches on this machine: of each, the configurations with most rounds."""
     found: list[Observation] = []
     for place, tuned in enumerate(results):
         if not tuned.macs or tuned.objective != objective or machine_key(tuned.machine) != machine_key(machine):
@@ -145,7 +145,7 @@ class Predictor:
 
 
 class _Features(NamedTuple):
-    """What configurations may have in common, by row: numbers of things, and 0 or 1 for each rewrite and setting."""
+    """The features that configurations may share, one row each: counts, and 0 or 1 for each rewrite and setting."""
 
     network: Vector
     size: Vector

@@ -99,7 +99,7 @@ def rewrite_packages(names: Sequence[str]) -> dict[str, str]:
 
 
 def image_dependencies(options: TuneOptions, source_model: SourceModel) -> dict[str, Any]:
-    """What a result depends on in addition if images are given: the weights, and the images by their hashes."""
+    """Return what a result also depends on if images are given: the weights, and the images by their hashes."""
     from repaconv.verification.image_files import image_files
 
     folded, images = source_model.folded, Path(options.images or "")
@@ -112,7 +112,7 @@ def image_dependencies(options: TuneOptions, source_model: SourceModel) -> dict[
 
 
 def loss_dependencies(options: TuneOptions, source_model: SourceModel) -> dict[str, Any]:
-    """What a result with lower precision depends on in addition to its images."""
+    """Return what a result with lower precision depends on in addition to its images."""
     from repaconv.benchmark.machine_fingerprint import version_of
 
     return {
@@ -413,7 +413,7 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
 
 
 def _records(plan: _Plan) -> list[Observation]:
-    """What is known of other networks on this machine: shipped records of its ISA level, and earlier searches."""
+    """Return measurements of other networks: shipped records of this ISA level, and earlier searches here."""
     from repaconv.benchmark.cpu_isa_level import isa_level
     from repaconv.benchmark.machine_fingerprint import fingerprint
 
@@ -444,7 +444,7 @@ def _trials(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> 
 
 
 def _measurement(plan: _Plan, graphs: Candidates, baseline: Deployment) -> LocalMeasurement | WorkerMeasurement:
-    """What measures configurations with the baseline: this machine or a cluster."""
+    """Return what measures configurations and the baseline: this machine or a cluster."""
     sound = OutputCheck(graphs, baseline, plan.checked)
     if plan.measurer is not None:
         return WorkerMeasurement(graphs, sound, baseline, plan.measurer, graphs.image_size)

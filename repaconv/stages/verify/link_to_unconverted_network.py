@@ -24,7 +24,7 @@ Lossy = ConvertArtefact | FinetuneArtefact
 
 
 class ParentLink:
-    """What the run loses against the network that it was converted from, accumulated batch by batch."""
+    """The loss of the run against the network that it was converted from, accumulated batch by batch."""
 
     def __init__(self, done: Lossy, source_model: SourceModel, why_not: str) -> None:
         """``why_not`` says why it cannot be measured; empty if it can."""

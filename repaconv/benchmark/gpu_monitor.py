@@ -83,7 +83,7 @@ def invalidating_reasons(moments: Sequence[GpuState]) -> Iterator[str]:
     """Yield the reasons that invalidate a measurement."""
     for bit, cause in SLOWDOWN_REASONS.items():
         if count := sum(bool(moment.reasons & bit) for moment in moments):
-            yield f"throttled: the card slowed down for {cause}, at {count} of {len(moments)} moments"
+            yield f"throttled: the GPU slowed down for {cause}, at {count} of {len(moments)} moments"
 
 
 def disturbance_reasons(moments: Sequence[GpuState]) -> Iterator[str]:

@@ -109,7 +109,7 @@ def _machine(watched: MachineChanges, *, spoils: bool) -> Iterator[str]:
         if share is not None and share > limit and (share > TOO_MUCH_OTHER_LOAD) == spoils:
             yield told.format(share)
     if spoils and watched.throttled:
-        yield f"throttled: the processor slowed down for heat {watched.throttled} times"
+        yield f"throttled: the CPU slowed down for heat {watched.throttled} times"
 
 
 def _clocks(watched: MachineChanges) -> Iterator[str]:

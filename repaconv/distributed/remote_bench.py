@@ -208,7 +208,7 @@ def _ssh_bytes(host: str, command: str) -> bytes:
 
 
 def _ssh_command(host: str, command: str) -> list[str]:
-    """Return the ssh command line. BatchMode disables prompts, which nobody would answer."""
+    """Return the ssh command line. BatchMode disables prompts, which cannot be answered here."""
     if host.startswith("-"):
         raise UsageProblem(f"{host!r} is not a host name.", hint="E.g. --host nvidia@orin.", code="farm.host")
     return ["ssh", "-o", "BatchMode=yes", host, "sh", "-c", shlex.quote(command)]

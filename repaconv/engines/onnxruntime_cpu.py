@@ -247,7 +247,7 @@ class OnnxRuntime:
             log="",
             options=as_text(options),
             proved="the types are those of the optimized graph, which is what runs"
-            + ("" if order.here else "; on its device ONNX Runtime adds what it does for that processor alone"),
+            + ("" if order.here else "; on its device, ONNX Runtime also applies optimizations for that CPU"),
             runs_here=True,
         )
 

@@ -45,8 +45,8 @@ def infer_shapes(model: onnx.ModelProto) -> None:
 def correct_shapes(model: onnx.ModelProto) -> None:
     """Replace declared shapes of values and outputs that contradict those that follow from the inputs, in place.
 
-    Whoever changes the batch of a graph's input by hand leaves the shapes of all other values as they were. Runtimes
-    ignore them.
+    If the batch size of a graph's input was edited, the declared shapes of all other values may still have the old
+    one. Runtimes ignore these shapes.
     """
     bare = _without_declared_shapes(model)
     inferred = {value.name: value.type.tensor_type for value in _inferred(bare)}

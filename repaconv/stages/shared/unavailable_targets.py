@@ -26,7 +26,7 @@ def why_not_here(device: Target) -> str:
     """Why a target is not this machine; empty if it is, or if only a package is missing."""
     engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
     if device.architecture not in ("", platform.machine()):
-        return f"its processor is an {device.architecture}, this machine's an {platform.machine()}"
+        return f"its CPU is an {device.architecture}, and that of this machine an {platform.machine()}"
     try:
         if "elsewhere" in engine.can:  # it may be installed without a GPU, to build engines
             require_gpu(engine.name)
@@ -113,7 +113,7 @@ def remote_commands(
     export = [] if exported is not False else [(f"repaconv export{of} {shlex.join(graph)}", told)]
     if of_run and device.runtime == "tensorrt":
         there = [
-            (f"repaconv bundle{words}", "take it there by hand,"),
+            (f"repaconv bundle{words}", "copy it to the device,"),
             (f"repaconv collect result.tar.gz{of}", "and compare what comes back"),
             (f"{bench} --host user@board", "by ssh"),
         ]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 REFERENCE = f"{TRAINING}, float64"
 ONNX_LABEL = "ONNX under ONNX Runtime"
-CLIPPED_NOTE = "its int8 weights are of 8 bits, and this processor, without VNNI, clips their products: export it here"
+CLIPPED_NOTE = "its int8 weights have 8 bits, whose products saturate on this CPU, which has no VNNI: export it here"
 MOST_NAMED_NODES = 8
 """Most CPU nodes that a link names."""
 NORMALIZED = "and these images are already normalized"
@@ -329,7 +329,7 @@ def _of_engine(
     run = _running(model, None if given.whole else fixed)
     first_call = given.piece(0, fixed or 1).feeds(model.inputs)
     fallen = model.fallen(first_call) if isinstance(model, OnCard) else ()
-    note = f"on the processor: {first_names(fallen, MOST_NAMED_NODES)}" if fallen else ""
+    note = f"on the CPU: {first_names(fallen, MOST_NAMED_NODES)}" if fallen else ""
 
     def followed(feeds: Feeds) -> Location:
         right = all(link.verdict == "passed" for link in compared.links("engine", REFERENCE))

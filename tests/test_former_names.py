@@ -8,10 +8,15 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import structure
 
+from repaconv import results
 from repaconv.core.former_module_names import FORMER
+from repaconv.engines import contract
+from repaconv.method_api import preprocessing, settings
+from repaconv.results import Link
 
 PLUGIN = Path(__file__).parent / "data" / "plugin_of_0_1"
 
@@ -31,6 +36,22 @@ def test_a_former_name_gives_todays_module(former):
 
 def test_no_former_name_hides_a_module_of_today():
     assert not {f"repaconv.{former}" for former in FORMER} & set(structure.modules())
+
+
+def test_functions_and_properties_of_0_1_that_plugins_may_use_have_their_former_names():
+    link = Link(name="onnx", verdict="passed", reference="a", candidate="b", tolerance=None, metrics=None)
+    feeds, record = {"x": np.zeros((1, 3))}, {"meta": {"arch": {"depth": 2}}}
+    pairs = [
+        (lambda: contract.shapes_told(feeds), contract.shapes_text(feeds)),
+        (lambda: settings.said_in(record, "meta", "arch"), {"depth": 2}),
+        (lambda: preprocessing.Told, preprocessing.FoundPreprocessing),
+    ]
+    for former, today in pairs:
+        with pytest.warns(DeprecationWarning, match=r"is deprecated: use .* It is removed in repaconv 0\.3\.0\."):
+            assert former() == today
+    assert results.outputs_told is results.outputs_text
+    assert link.lossy_told == link.lossy_text
+    assert results.Report.others_told is results.Report.others_text
 
 
 def test_a_plugin_package_of_0_1_works(tmp_path):

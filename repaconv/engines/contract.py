@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 
 from numpy.typing import NDArray
 
+from repaconv.core.deprecation import deprecated
 from repaconv.core.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ Feeds = Mapping[str, Array]
 def shapes_text(arrays: Feeds) -> str:
     """Format names and shapes as text, e.g. ``input [1, 3, 224, 224]``."""
     return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+
+
+@deprecated("shapes_text", removed_in="0.3.0")
+def shapes_told(arrays: Feeds) -> str:
+    """Former name of `shapes_text`."""
+    return shapes_text(arrays)
 
 
 ENGINE_SUFFIXES = (".onnx", ".ort", ".blob", ".engine", ".plan")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from repaconv.core.deprecation import Deprecation
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.method_api.mmengine_pipelines import are_numbers, as_size, of_pipeline
 from repaconv.method_api.settings import Knobs, one_of, positive
@@ -34,6 +35,16 @@ class FoundPreprocessing(NamedTuple):
     where: str
     values: dict[str, Any]
     odd: list[str]
+
+
+if not TYPE_CHECKING:  # or mypy would take every name for one of this module
+
+    def __getattr__(name: str) -> Any:
+        """Return `FoundPreprocessing` by its former name."""
+        if name != "Told":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        Deprecation(f"{__name__}.Told", "FoundPreprocessing", removed_in="0.3.0").warn()
+        return FoundPreprocessing
 
 
 def preprocessing_of(

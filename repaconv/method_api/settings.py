@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from repaconv.core.deprecation import deprecated
 from repaconv.core.errors import SettingNeeded, UsageProblem, did_you_mean, nearest_name
 from repaconv.results import Fact, whole_number
 
@@ -186,11 +187,17 @@ def small(text: str) -> float:
 
 
 def mapping_at(record: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """The mapping at that path (``meta``, ``arch``) in a checkpoint's record; {} if there is none."""
+    """Return the mapping at a path (``meta``, ``arch``) in a checkpoint's record; {} if there is none."""
     found: Any = record
     for name in path:
         found = found.get(name) if isinstance(found, Mapping) else None
     return found if isinstance(found, Mapping) else {}
+
+
+@deprecated("mapping_at", removed_in="0.3.0")
+def said_in(record: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    """Former name of `mapping_at`."""
+    return mapping_at(record, *path)
 
 
 def run_config(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,7 @@ from repaconv.results.records import TensorInfo as TensorInfo
 from repaconv.results.records import Tolerance as Tolerance
 from repaconv.results.records import WeightSet as WeightSet
 from repaconv.results.records import outputs_text as outputs_text
+from repaconv.results.records import outputs_told as outputs_told
 from repaconv.results.records import parse_image_size as parse_image_size
 from repaconv.results.records import whole_number as whole_number
 from repaconv.results.report import PaperTable as PaperTable

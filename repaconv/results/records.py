@@ -704,6 +704,8 @@ class Link(TaskIfAny):
             flips += [(within, f"{allowed.flips_within_noise:.0%}")]
         return ", ".join(f"{measured} (limit {limit})" for measured, limit in (*cosine, *error, *flips))
 
+    lossy_told = lossy_text  # the former name, until repaconv 0.3.0
+
 
 def outputs_text(links: Sequence[Link]) -> str:
     """Describe how many of several outputs passed, failed and were not verified, and why not."""
@@ -715,6 +717,10 @@ def outputs_text(links: Sequence[Link]) -> str:
     open_ones = verdicts["not verified"]
     told += [f"{open_ones} not verified ({', '.join(reasons)})" if reasons else f"{open_ones} not verified"] * bool(why)
     return ", ".join(told)
+
+
+outputs_told = outputs_text
+"""Former name, until repaconv 0.3.0; it gives no warning, because `repaconv.core` imports this package."""
 
 
 class Artefact(Record):

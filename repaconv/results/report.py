@@ -146,7 +146,7 @@ class Report(Artefact):
 
     @property
     def others_text(self) -> str:
-        """How many links those are, of which variants, and what became of them; empty where there are none."""
+        """Description of the links `others`: their number, variants and verdicts; empty if there are none."""
         links = [self.links[place] for place in self.others]
         if not links:
             return ""
@@ -154,6 +154,8 @@ class Report(Artefact):
         names = dict.fromkeys(link.variant or "default" for link in links)
         told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
         return f"{len(links)} links of exports that were neither built nor measured ({', '.join(names)}): {told}"
+
+    others_told = others_text  # the former name, until repaconv 0.3.0
 
 
 class ReportRow(Record):

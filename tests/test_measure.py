@@ -433,7 +433,7 @@ RESTING = GpuState(sm_mhz=1980, memory_mhz=2619, celsius=41, watts=310.0, reason
         (RESTING, "trusted", ""),
         (RESTING._replace(reasons=0x20), "inconclusive", "throttled: the GPU slowed down for heat, at 1 of 2 moments"),
         (RESTING._replace(reasons=0x80), "inconclusive", "for the power supply"),
-        (RESTING._replace(others=2), "noisy", "2 other processes on the card"),
+        (RESTING._replace(others=2), "noisy", "2 other processes on the GPU"),
         (RESTING._replace(sm_mhz=1410, reasons=0x4), "noisy", "clock moved from 1410 to 1980 MHz, at its power limit"),
         (RESTING._replace(sm_mhz=None, reasons=0x4), "trusted", ""),
     ],

@@ -512,7 +512,7 @@ def test_what_an_npz_holds_is_used_named_or_refused(tmp_path):
         with pytest.raises(Refused, match="not a readable"):
             npz_inputs(tmp_path / name)
     np.savez(tmp_path / "c.npz", input=images.astype(np.uint8))
-    with pytest.raises(Refused, match="holds uint8, not normalised images"):
+    with pytest.raises(Refused, match="holds uint8, not normalized images"):
         npz_inputs(tmp_path / "c.npz")
 
 

@@ -89,11 +89,11 @@ def invalidating_reasons(moments: Sequence[GpuState]) -> Iterator[str]:
 def disturbance_reasons(moments: Sequence[GpuState]) -> Iterator[str]:
     """Yield the reasons that may have influenced a measurement."""
     if others := max((moment.others for moment in moments), default=0):
-        yield f"{others} other process{'es' if others > 1 else ''} on the card"
+        yield f"{others} other process{'es' if others > 1 else ''} on the GPU"
     clocks = [moment.sm_mhz for moment in moments if moment.sm_mhz]
     if clocks and max(clocks) > (1 + CLOCK_CHANGE) * min(clocks):
         capped = any(moment.reasons & POWER_CAPPED for moment in moments)
-        yield f"the card's clock moved from {min(clocks)} to {max(clocks)} MHz{', at its power limit' * capped}"
+        yield f"the GPU's clock moved from {min(clocks)} to {max(clocks)} MHz{', at its power limit' * capped}"
 
 
 def _handle(nvml: Any) -> Any:

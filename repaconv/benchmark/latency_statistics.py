@@ -16,7 +16,7 @@ from repaconv.results import Latency, Ratio, Regression
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95
-NEGLIGIBLE_DIFFERENCE = 0.005
+NEGLIGIBLE = 0.005
 """A relative difference that is too small to matter."""
 MISS_RATE = 0.03
 """How often an interval may exclude the right ratio, by construction: less than 1 - `CONFIDENCE`, so that also what the
@@ -28,8 +28,8 @@ STUDENT_T = (
 """Student's t for `MISS_RATE`, by degrees of freedom from 1; the last value also for more."""
 FEWEST_BLOCKS = 8
 """Fewest blocks of rounds from which an interval is computed; so few have 255 subsets."""
-MOST_BLOCKS_FOR_ALL_SUBSETS = 12
-"""All subsets of so many blocks are taken; `RESAMPLES` random ones of more."""
+MOST_ENUMERATED = 12
+"""All subsets of up to this many blocks are taken; `RESAMPLES` random ones of more."""
 
 
 def latency(
@@ -82,11 +82,7 @@ def ratio(
         confidence=CONFIDENCE,
         p10=_rounded(p10),
         p90=_rounded(p90),
-        verdict="faster"
-        if low > 1 + NEGLIGIBLE_DIFFERENCE
-        else "slower"
-        if high < 1 - NEGLIGIBLE_DIFFERENCE
-        else "no difference shown",
+        verdict="faster" if low > 1 + NEGLIGIBLE else "slower" if high < 1 - NEGLIGIBLE else "no difference shown",
     )
 
 
@@ -124,7 +120,7 @@ def _half_by_subsets(values: NDArray[np.float64], random: np.random.Generator) -
     and its copy have such: the order of the two in a round is random, so each interruption hits either.
     """
     count = len(values)
-    if count <= MOST_BLOCKS_FOR_ALL_SUBSETS:
+    if count <= MOST_ENUMERATED:
         chosen = (np.arange(1, 2**count)[:, None] >> np.arange(count)) & 1
     else:
         chosen = random.integers(0, 2, (RESAMPLES, count))

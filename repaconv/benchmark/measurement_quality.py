@@ -22,7 +22,6 @@ MOST_TIMES = 100
 """How many times more rounds may be recommended; a measurement that needs more was disturbed."""
 OTHER_LOAD, OTHER_LOAD_HERE, TOO_MUCH_OTHER_LOAD = 0.10, 0.02, 0.25
 """Limits for the time share of other processes: on the machine, on the cores in use, and too much for a result."""
-CLOCK_CHANGE = 0.1
 STEAL_SHARE, SPEED_CHANGE, LATENCY_DRIFT = 0.01, 0.08, 0.05
 OUTLIER_FACTOR, OUTLIER_SHARE = 1.5, 0.05
 """A sample of this many times its median is an outlier; this share of them is too many."""
@@ -118,7 +117,7 @@ def _clocks(watched: MachineChanges) -> Iterator[str]:
         yield f"the core's speed changed: a fixed loop takes {watched.speed:.2f} times as long at the end"
     for name in sorted(set(watched.before) & set(watched.after)):
         was, now = watched.before[name], watched.after[name]
-        if name.endswith(" kHz") and was and abs(now / was - 1) > CLOCK_CHANGE:
+        if name.endswith(" kHz") and was and abs(now / was - 1) > gpu_monitor.CLOCK_CHANGE:
             yield f"the clock changed: {name[:-4]} from {was / 1e3:.0f} to {now / 1e3:.0f} MHz"
 
 

@@ -318,8 +318,8 @@ def _quantized_source(value: ir.Value | None) -> ir.Value | None:
     seen = value
     while (view := made_by(seen, *VIEWS)) is not None:
         seen = view.inputs[0]
-    quantised = made_by(seen, "DequantizeLinear")
-    return quantised.inputs[0] if quantised is not None else value
+    quantized = made_by(seen, "DequantizeLinear")
+    return quantized.inputs[0] if quantized is not None else value
 
 
 def _type(value: ir.Value | None) -> str:
@@ -344,8 +344,8 @@ def _bytes(node: ir.Node, lowered: str | None) -> int | None:
 
 def _written_value(value: ir.Value) -> ir.Value:
     """Return the quantized tensor that is written in place of a value, if only a QuantizeLinear reads the value."""
-    quantised = only_reader(value, "QuantizeLinear")
-    return quantised.outputs[0] if quantised is not None else value
+    quantized = only_reader(value, "QuantizeLinear")
+    return quantized.outputs[0] if quantized is not None else value
 
 
 def _size(value: ir.Value | None, lowered: str | None) -> int | None:

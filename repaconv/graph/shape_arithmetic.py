@@ -38,9 +38,8 @@ class Integers(dict["ir.Value", "list[Size] | Size"]):
         if value in self:
             return self[value]
         stored = value.const_value
-        if (
-            stored is None or stored.size > MOST_SHAPE_ENTRIES or len(stored.shape) > 1
-        ):  # before it is converted: weights are large
+        # Before it is converted: weights are large.
+        if stored is None or stored.size > MOST_SHAPE_ENTRIES or len(stored.shape) > 1:
             return None
         found = constant(value)
         if found is None or found.dtype.kind not in "iub":

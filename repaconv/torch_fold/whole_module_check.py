@@ -71,7 +71,7 @@ def own_calls(module: nn.Module, example: Any) -> tuple[Call, ...]:
         ) from error
     if not usable(answer):
         raise Refused(
-            f"the outputs of this {type(module).__name__} on the example are no finite numbers, which verify nothing.",
+            f"the outputs of this {type(module).__name__} on the example are no finite numbers.",
             hint="Give another example.",
             code="live.example",
         )

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from repaconv.results import Link, Reason
-from repaconv.verification.tolerances import bounded, by_chance
+from repaconv.verification.tolerances import CHANCE_LIMIT, bounded, by_chance
 
-CHANCE_LIMIT = 0.01
-"""More changed predictions than the budget allows fail if chance explains them with a probability below this."""
 SHARE_ROUNDING = 1e-11
 """The rounding error of a share of images: 1 - 95 / 100 must meet a limit of 5%."""
 

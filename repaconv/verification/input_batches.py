@@ -289,7 +289,7 @@ def _image_array_name(path: Path, arrays: dict[str, NDArray[Any]], channels: int
         )
     _require(
         arrays[name].dtype.kind == "f",
-        f"{path}: {name} holds {arrays[name].dtype}, not normalised images.",
+        f"{path}: {name} holds {arrays[name].dtype}, not normalized images.",
         "Give them as the network takes them, in floats: less the mean, over std.",
     )
     for each in {name, *RECORDED} & arrays.keys():

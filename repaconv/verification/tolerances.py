@@ -53,7 +53,7 @@ MOST_FLIPS = 0.01
 # up to 20% of them; with half the bits of the weights, or one scale off by 2, most of them lose 25% to 70% (as above).
 FLIPS_WITHIN_NOISE = 0.25
 CHANCE_LIMIT = 0.01
-"""More of them than allowed is a fault where chance has less than this to do with it: of two, both may flip."""
+"""More flips than allowed fail only if chance explains them with a probability below this: of two, both may flip."""
 ACCURACY_LOSS = 0.01
 
 EXPORTED_RTOL = 1e-6

@@ -24,7 +24,7 @@ from repaconv.methods.dwconv.checkpoint_reading import read_or_plain_vit
 from repaconv.methods.dwconv.token_mixer_reading import FORMAT
 from repaconv.verification.model_runners import weighted
 
-RATE, GATE_RATE_FACTOR = 2e-4, 100.0
+LEARNING_RATE, GATE_RATE_FACTOR = 2e-4, 100.0
 """Maximum learning rate, and its factor for the gates, which have few steps to change."""
 HARD_FROM, LAST_TEMPERATURE = 0.5, 1e-3
 """Fraction of the training after which gates are hard, and the temperature that is reached there."""
@@ -169,7 +169,7 @@ def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Traini
     tensors = {**reading.tensors, "gate.weight": checkpoint.tensors["gate.weight"]}
     return TrainingPlan(
         net=weighted(net, tensors, torch.float32),
-        rate=RATE,
+        rate=LEARNING_RATE,
         at=cool_to,
         imitated=tuple((f"blocks.{n}", f"blocks.{n}") for n in range(len(reading.blocks))),
         faster={"gate.weight": GATE_RATE_FACTOR},

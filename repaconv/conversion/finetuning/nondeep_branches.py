@@ -26,7 +26,7 @@ from repaconv.methods.nondeep.checkpoint_reading import FORMAT, read_at_any_lamb
 from repaconv.methods.nondeep.paper_equations import AttentionBranch, BranchAttention, BranchBlock, BranchMlp, Join
 from repaconv.verification.model_runners import weighted
 
-RATE, JOINED_FROM = 1e-3, 0.6
+LEARNING_RATE, JOINED_FROM = 1e-3, 0.6
 """Maximum learning rate, and the fraction of the training after which lambda is 1; the rest trains the foldable
 network."""
 SEPARATE = Join("value-sum", "sqrt", 0.0)
@@ -153,7 +153,7 @@ def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Traini
     metadata["meta"] = json.dumps({**meta, "join": {**meta["join"], "lambda": 1.0}}, sort_keys=True)
     return TrainingPlan(
         net=weighted(reading.module(), reading.tensors, torch.float32),
-        rate=RATE,
+        rate=LEARNING_RATE,
         at=join_to,
         imitated=tuple((f"blocks.{n}", f"blocks.{branches * n + branches - 1}") for n in range(len(reading.blocks))),
         besides={"join_lambda": torch.ones(())},

@@ -23,7 +23,7 @@ from repaconv.methods.repavit.checkpoint_reading import read
 from repaconv.methods.repavit.paper_equations import ChannelIdleMlp
 from repaconv.verification.model_runners import weighted
 
-RATE, EPS = 5e-5, 1e-5
+LEARNING_RATE, EPS = 5e-5, 1e-5
 
 
 @torch.no_grad()
@@ -141,7 +141,7 @@ def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Traini
     net = weighted(reading.module(), reading.tensors, torch.float32)
     return TrainingPlan(
         net=with_trainable_batchnorm(net),
-        rate=RATE,
+        rate=LEARNING_RATE,
         moving=False,
         imitated=tuple((f"blocks.{n}", f"blocks.{n}") for n in range(len(reading.ffns))),
         metadata=metadata_of(checkpoint),

@@ -85,9 +85,8 @@ def test_the_commands_of_a_page_run(page, repaconv):
         code, out, err = repaconv(*command)
         assert code == 0, (command, out, err)
     (folded,) = (json.loads(path.read_text()) for path in Path("repaconv-out").glob("*/fold.json"))
-    for what in (
-        ("parameters", "nodes") if not folded["reverted"] else ()
-    ):  # what a measurement reverts is this machine's
+    # What a measurement reverts depends on the machine.
+    for what in ("parameters", "nodes") if not folded["reverted"] else ():
         before, after = folded[what]
         assert f"| {what} | {before:,} | {after:,} |" in text
     for command in commands(lossy.partition("\n## ")[0]):

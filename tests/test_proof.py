@@ -126,9 +126,8 @@ def test_flips_within_the_noise_are_a_figure_of_their_own_with_a_limit():
     labelled = link_between("int8", ("a", reference), ("b", reference), labels=np.zeros(100, dtype=np.int64), **same)
     assert "accuracy was not looked at" not in labelled.note
     many = np.tile(reference, (50, 1))
-    assert (
-        link_between("int8", ("a", many), ("b", many), **same).verdict == "passed"
-    )  # 2000 close ones: no number overflows
+    # 2000 close ones: no number overflows.
+    assert link_between("int8", ("a", many), ("b", many), **same).verdict == "passed"
 
 
 def test_lossy_is_never_held_to_an_exact_tolerance():

@@ -175,14 +175,14 @@ MIN_ELEMENTS = 4096
 
 
 def is_fast_transpose(perm: Sequence[int]) -> bool:
-    """Whether ONNX Runtime has a fast kernel: rows are moved, or of all axes, with neighbors joined, one is moved."""
+    """Whether ONNX Runtime has a fast kernel: rows are moved, or one axis is, after neighbors are joined."""
     _, order = joined_axes(perm)
     others = ([axis for axis in order if axis != moved] for moved in order)
     return perm[-1:] == [len(perm) - 1] or any(rest == sorted(rest) for rest in others)
 
 
 def joined_axes(perm: Sequence[int]) -> tuple[list[list[int]], list[int]]:
-    """Join axes that stay neighbors: the groups, as they are before, and their order afterwards."""
+    """Join axes that stay neighbors; return the groups in their order before, and their order afterwards."""
     places = {axis: place for place, axis in enumerate(sorted(perm))}
     groups: list[list[int]] = []
     for axis in perm:

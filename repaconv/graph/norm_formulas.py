@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 DEPTH = 8
-"""Operators of which one reads another that are looked through at most; Keras has five after the root."""
+"""The longest chain of operators that is followed; Keras has five after the root."""
 ROOTS = ("Sqrt", "Pow")
 """Operators that may be the root of a variance."""
 _Terms = dict[tuple[str, int], Array]
@@ -58,7 +58,7 @@ class _Mean(NamedTuple):
 
 
 def spread_of(node: ir.Node) -> Spread | None:
-    """What a node is the root of the variance of; None if it is another root, or epsilon does not fit an attribute."""
+    """Return the root of a variance; None for another root, or if epsilon does not fit an attribute (float32)."""
     power = {"Sqrt": 0.5, "Pow": scalar(node.inputs[-1])}[node.op_type]
     added = made_by(node.inputs[0], "Add")
     if added is None or power not in (0.5, -0.5):
@@ -69,12 +69,12 @@ def spread_of(node: ir.Node) -> Spread | None:
             continue
         kind = found.x.dtype
         if kind is not None and kind.is_floating_point() and float(np.float32(epsilon)) == epsilon:
-            return Spread(node.outputs[0], int(-2 * power), *found, epsilon)  # an attribute is in float32
+            return Spread(node.outputs[0], int(-2 * power), *found, epsilon)
     return None
 
 
 def _of_variance(value: ir.Value | None) -> _Mean | None:
-    """What mean((x - m)^2) or mean(x^2) - m^2 is the variance of, also the larger of that and 0."""
+    """Read a variance, mean((x - m)^2) or mean(x^2) - m^2, or the larger of that and 0; None for other values."""
     larger = made_by(value, "Max")
     if larger is not None and len(larger.inputs) == 2 and 0 in map(scalar, larger.inputs):
         value = larger.inputs[1 if scalar(larger.inputs[0]) == 0 else 0]
@@ -100,14 +100,14 @@ def _squared(value: ir.Value | None) -> ir.Value | None:
 
 
 def _centered(value: ir.Value | None) -> _Mean | None:
-    """The mean that x - mean(x) subtracts."""
+    """Return the mean that x - mean(x) subtracts."""
     node = made_by(value, "Sub")
     mean = _averaged(node.inputs[1]) if node is not None else None
     return mean if node is not None and mean is not None and mean.x is node.inputs[0] else None
 
 
 def _averaged(value: ir.Value | None) -> _Mean | None:
-    """What a value is the mean of along axes, which are kept. tf2onnx writes a GlobalAveragePool for the last one."""
+    """Read a mean that keeps its axes. tf2onnx writes a GlobalAveragePool for a mean over the last ones."""
     while (view := _same(value)) is not None:
         value = view
     node = made_by(value, "ReduceMean", "GlobalAveragePool")
@@ -120,7 +120,7 @@ def _averaged(value: ir.Value | None) -> _Mean | None:
 
 
 def _same(value: ir.Value | None) -> ir.Value | None:
-    """What a Reshape to the same shape is of; tf2onnx makes one of a Transpose of a mean."""
+    """Return the input of a Reshape to the same shape; tf2onnx makes one of a Transpose of a mean."""
     node = made_by(value, "Reshape", "Identity")
     return node.inputs[0] if node is not None and sizes(node.inputs[0]) == sizes(value) is not None else None
 
@@ -142,7 +142,7 @@ class Norms:
         self.known: dict[ir.Value, _Terms | None] = {spread.root: {("", spread.power): self.ones}}
 
     def found(self) -> list[tuple[ir.Value, Array, Array | None]]:
-        """The norms with scale and shift; empty if anything else depends on the root."""
+        """Return the norms, each with its scale and shift; none if anything else depends on the root."""
         todo, seen = [self.spread.root], {self.spread.root}
         found: dict[ir.Value, tuple[Array, Array | None]] = {}
         while todo:
@@ -162,7 +162,7 @@ class Norms:
         return [self._with_affine(value, *norm) for value, norm in found.items()]
 
     def _norm(self, value: ir.Value) -> tuple[Array, Array | None] | None:
-        """Scale and shift of a value, if it is a norm."""
+        """Return the scale and shift of a value; None if it is no norm."""
         terms = dict(self._terms(value) or {})
         scale, less, shift = terms.pop(("x", 1), None), terms.pop(("m", 1), None), terms.pop(("", 0), None)
         if scale is None or less is None or terms or sizes(value) != sizes(self.spread.x):
@@ -172,13 +172,13 @@ class Norms:
         return (scale, shift) if bool((scale == -less).all()) else None
 
     def _with_affine(self, value: ir.Value, scale: Array, shift: Array | None) -> tuple[ir.Value, Array, Array | None]:
-        """A norm with the constant scale and shift that alone read it."""
+        """Return a norm together with the constant scale and shift after it, if nothing else reads it."""
         while (reader := only_reader(value)) is not None and (norm := self._norm(reader.outputs[0])) is not None:
             value, (scale, shift) = reader.outputs[0], norm
         return value, scale, shift
 
     def _terms(self, value: ir.Value | None, depth: int = DEPTH) -> _Terms | None:
-        """The terms of a value; None if it is anything else."""
+        """Return the terms of a value; None if it is no sum of terms."""
         if value is None or not depth:
             return None
         if value not in self.known:
@@ -219,7 +219,7 @@ def _negative(terms: _Terms) -> _Terms:
 
 
 def _product(first: _Terms, second: _Terms | None) -> _Terms | None:
-    """The product of terms; None if it has a product of x and m."""
+    """Return the product of terms; None if x or m is multiplied by x or m."""
     found: _Terms = {}
     for (one, power), numbers in first.items():
         for (other, more), factors in (second or {}).items():
@@ -230,7 +230,7 @@ def _product(first: _Terms, second: _Terms | None) -> _Terms | None:
 
 
 def _inverse(terms: _Terms) -> _Terms | None:
-    """1 divided by a multiple of a power of r; None for anything else."""
+    """Return 1 divided by a multiple of a power of r; None for other terms."""
     (factor, power), numbers = next(iter(terms.items()))
     return {("", -power): 1 / numbers} if len(terms) == 1 and not factor and numbers.all() else None
 

@@ -218,9 +218,8 @@ def _image_properties(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize 
         or not isinstance(first.shape[1], int)
         or not floats
         or len({*fixed}) > 1
-        or (
-            first.shape[1] not in IMAGE_CHANNELS and first.shape[3] in IMAGE_CHANNELS
-        )  # images in the layout [B, H, W, C]
+        # Images in the layout [B, H, W, C].
+        or (first.shape[1] not in IMAGE_CHANNELS and first.shape[3] in IMAGE_CHANNELS)
     ):
         return None, False, batch, told
     height, width = (

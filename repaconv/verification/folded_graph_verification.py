@@ -490,9 +490,8 @@ class _GraphComparison:
         (link,) = found.links(self.name, f"{self.labels[0]}, float64", self._inputs_text, **figures)
         if self._others and not written_is_right:
             return None
-        if rounded and (
-            _rounding_may_choose(link) or link.reason in UNDECIDED
-        ):  # FP32 does not show that it computes the same
+        # FP32 does not show that the written graph computes the same.
+        if rounded and (_rounding_may_choose(link) or link.reason in UNDECIDED):
             written = self._written(output, calls)
             if written is None and self._others:
                 return None

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 CLOSE = 1e-6
 """How far c, k and a may be from those numbers, relatively: they are rounded to float32. The graph's own ones stay."""
-NUMBERS = {"Erf": (0, math.sqrt(0.5)), "Tanh": (0, math.sqrt(2 / math.pi), 0, math.sqrt(2 / math.pi) * 0.044715)}
-"""What the functions of GELU are of: the factors of x^0, x, ..."""
+FACTORS = {"Erf": (0, math.sqrt(0.5)), "Tanh": (0, math.sqrt(2 / math.pi), 0, math.sqrt(2 / math.pi) * 0.044715)}
+"""The argument of each function in GELU, as the factors of x^0, x, ..."""
 DEPTH = 12
-"""Operators of which one reads another that are looked through at most."""
+"""The longest chain of operators that is followed."""
 
 
 class _Multiple(NamedTuple):
@@ -55,7 +55,7 @@ class _Polynomial(NamedTuple):
 
 
 class _Gelu(NamedTuple):
-    """A GELU of x, its axes in an order, up to a node; the function in it is of a sum of powers of x."""
+    """A GELU of x, with its axes in an order, its last node, and the factors of its function's argument."""
 
     x: ir.Value
     axes: tuple[int, ...]
@@ -65,7 +65,7 @@ class _Gelu(NamedTuple):
 
 def apply(model: ir.Model) -> Iterator[Change]:
     """Write GELU as PyTorch or transformers do wherever other operators compute it by erf or tanh; in place."""
-    for bent in nodes_of(model, *NUMBERS):
+    for bent in nodes_of(model, *FACTORS):
         found = _gelu(bent)
         if found is None:
             continue
@@ -90,7 +90,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _gelu(bent: ir.Node) -> _Gelu | None:
-    """The GELU that an Erf or a Tanh is in; None if it is in none, or in a form that is fused."""
+    """Return the GELU that contains an Erf or a Tanh; None if there is none, or if it is in a form that is fused."""
     gate = only_reader(bent.outputs[0], "Add", "Sub")
     scaled = _scaled(gate) if gate is not None else None
     product = only_reader(scaled[0].outputs[0], "Mul") if scaled is not None else None
@@ -110,7 +110,7 @@ def _gelu(bent: ir.Node) -> _Gelu | None:
         inner = _polynomial(bent.inputs[0], x)
         if half * factor != 0.5 or inner is None or inner.axes != outer.axes or x.dtype is None or shape is None:
             continue
-        factors, wanted = sign * inner.factors, NUMBERS[bent.op_type]
+        factors, wanted = sign * inner.factors, FACTORS[bent.op_type]
         if factors.shape != np.shape(wanted) or not np.allclose(factors, wanted, rtol=CLOSE, atol=0):
             continue
         if sizes(last.outputs[0]) != tuple(shape[axis] for axis in outer.axes):
@@ -134,14 +134,14 @@ def _is_fused(bent: ir.Node, x: ir.Value, gate: ir.Node) -> bool:
 
 
 def _without_number(value: ir.Value | None) -> ir.Value | None:
-    """What a Mul multiplies by a number."""
+    """Return the input that a Mul multiplies by a number; None for other values."""
     node = made_by(value, "Mul")
     others = [each for each in node.inputs if scalar(each) is None] if node is not None else []
     return others[0] if len(others) == 1 else None
 
 
 def _scaled(node: ir.Node) -> tuple[ir.Node, float]:
-    """The only reader of a node, if it multiplies by a number, and that number; the node itself if not."""
+    """Return the only reader of a node and its number if it multiplies by one; else the node itself and 1."""
     after = only_reader(node.outputs[0], "Mul", "Div")
     number = _factor(after, node.outputs[0]) if after is not None else None
     return (node, 1.0) if after is None or number is None else (after, number)
@@ -179,7 +179,7 @@ def _multiples(value: ir.Value | None) -> list[_Multiple]:
 
 
 def _polynomial(value: ir.Value | None, x: ir.Value, depth: int = DEPTH) -> _Polynomial | None:
-    """A value as a sum of powers of x; None if it is anything else."""
+    """Read a value as a sum of powers of x; None if it is no such sum."""
     if value is x:
         return _Polynomial(tuple(range(rank_of(x))), np.array([0.0, 1.0]))
     if (number := scalar(value)) is not None:
@@ -196,7 +196,9 @@ def _polynomial(value: ir.Value | None, x: ir.Value, depth: int = DEPTH) -> _Pol
     factors = _OPERATORS[node.op_type](*(part.factors for part in known))
     if node.op_type == "Transpose":
         axes = tuple(axes[axis] for axis in perm_of(node, len(axes)))
-    return _Polynomial(axes, np.trim_zeros(factors, "b")) if factors is not None and len(factors) <= DEGREES else None
+    return (
+        _Polynomial(axes, np.trim_zeros(factors, "b")) if factors is not None and len(factors) <= MOST_FACTORS else None
+    )
 
 
 def _power(factors: Array, exponent: Array) -> Array | None:
@@ -204,8 +206,8 @@ def _power(factors: Array, exponent: Array) -> Array | None:
     return np.polynomial.polynomial.polypow(factors, int(exponent[0])) if whole else None
 
 
-DEGREES = 8
-"""Powers of x that a polynomial has at most."""
+MOST_FACTORS = 8
+"""The largest number of factors of a polynomial: up to x^7."""
 _OPERATORS: dict[str, Callable[..., Array | None]] = {
     "Add": np.polynomial.polynomial.polyadd,
     "Sub": np.polynomial.polynomial.polysub,

@@ -43,7 +43,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _is_possible(spread: Spread) -> bool:
-    """Whether a norm is over all axes of samples or channels, of which there is a known number."""
+    """Whether a norm is over whole samples, or over whole channels or groups whose number is known."""
     shape, kept = sizes(spread.x) or (), spread.kept
     return len(kept) == 1 or (len(kept) == 2 and len(shape) > 2 and isinstance(shape[kept[1]], int))
 
@@ -53,7 +53,7 @@ def _is_equal_in_batch(numbers: Array) -> bool:
 
 
 def _order(spread: Spread) -> list[int]:
-    """The axes of x with those of the mean last, first of them the one after the group: its channels."""
+    """Return the axes of x with those of the mean last; the first of these follows the group: its channels."""
     rank, kept = rank_of(spread.x), spread.kept
     return [*kept, *sorted(spread.axes, key=lambda axis: (axis - kept[-1]) % rank)]
 
@@ -64,7 +64,7 @@ def _write(write: Writer, spread: Spread, value: ir.Value, scale: Array, shift: 
     turned = transposed(write, spread.x, order)
     shape = sizes(turned)
     assert shape is not None
-    samples = len(spread.kept) == 1  # each is one channel
+    samples = len(spread.kept) == 1  # each sample is one channel
     places = [axis for axis in range(len(spread.kept), len(shape)) if shape[axis] != 1] or [len(shape) - 1]
     image = (shape[0], 1 if samples else shape[1], *(shape[axis] for axis in places))
     x = reshaped(write, turned, image)
@@ -89,7 +89,7 @@ def _write(write: Writer, spread: Spread, value: ir.Value, scale: Array, shift: 
 
 
 def _with_affine(write: Writer, value: ir.Value, parts: list[Array]) -> ir.Value:
-    """Write a scale and a shift, of an image whose channels are all axes along which they differ, if there is one."""
+    """Write a scale and a shift. If possible, the axes along which they differ become the channels of an image."""
     shape = sizes(value) or ()
     last = max(axis for part in parts for axis, length in enumerate(part.shape) if length > 1)
     widths = [size for size in shape[1 : last + 1] if isinstance(size, int)]

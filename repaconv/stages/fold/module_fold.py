@@ -44,10 +44,8 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
     from repaconv.torch_fold.module_calls import keeping_random_states
 
     _require_foldable(module)
-    with (
-        torch.inference_mode(mode=False),
-        keeping_random_states(),
-    ):  # a trace reads versions, which inference tensors lack
+    # A trace reads versions, which inference tensors lack.
+    with torch.inference_mode(mode=False), keeping_random_states():
         try:
             return _fold_whole(module, method, settings, example)
         except RepaconvError as error:

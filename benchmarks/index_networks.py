@@ -112,7 +112,7 @@ def described(build: Build) -> tuple[dict[str, tuple[int, ...]], list[str], str]
     try:
         with torch.device("meta"):
             return _described(build)
-    except NotImplementedError:  # its initialisation looks at values
+    except NotImplementedError:  # its initialization looks at values
         return _described(build)
 
 

@@ -1,4 +1,4 @@
-"""scikit-learn's digits, as the nets take them: 1,797 grey images of 8 x 8 pixels, 500 of them held out.
+"""scikit-learn's digits, as the nets take them: 1,797 gray images of 8 x 8 pixels, 500 of them held out.
 
     python benchmarks/train/digits.py    # -> repaconv/models: digits.npz (held out), calibration.npz (to train on, 64)
 

@@ -196,9 +196,9 @@ def _polynomial(value: ir.Value | None, x: ir.Value, depth: int = DEPTH) -> _Pol
     factors = _OPERATORS[node.op_type](*(part.factors for part in known))
     if node.op_type == "Transpose":
         axes = tuple(axes[axis] for axis in perm_of(node, len(axes)))
-    return (
-        _Polynomial(axes, np.trim_zeros(factors, "b")) if factors is not None and len(factors) <= MOST_FACTORS else None
-    )
+    if factors is None or len(factors) > MOST_FACTORS:
+        return None
+    return _Polynomial(axes, np.trim_zeros(factors, "b"))
 
 
 def _power(factors: Array, exponent: Array) -> Array | None:

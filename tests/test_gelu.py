@@ -161,11 +161,16 @@ def test_what_is_no_gelu_stays(rows):
         [*PRODUCTS, ENDS[0], ("Abs", "z", "n"), ("Mul", "n half", "h"), ENDS[2]],
         [*PRODUCTS, ENDS[0], ENDS[1], ("Mul", "h s", "n"), ("Add", "n s", "g")],
         [("Transpose", "z", "t", {"perm": [0, 1, 3, 2]}), ("Pow", "t 3", "p"), *CUBE[1:], *ENDS],
+        [("Sub", "z z", "o"), ("Mul", "o z", "p"), *CUBE[1:], *ENDS],
+        [("Mul", "fivefold z", "t"), ("Transpose", "t", "u", {"perm": [0, 1, 2, 4, 3]}), CUBE[4], *ENDS[:2],
+         ("Mul", "h s", "n"), ("Reshape", "n shape", "g")],
     ],
-    ids=["square", "another a", "less", "shifted", "another factor", "another x", "tanh is read", "turned"],
-)
+    ids=["square", "another a", "less", "shifted", "another factor", "another x", "tanh is read", "turned", "nothing",
+         "more axes"],
+)  # fmt: skip
 def test_what_is_no_gelu_by_tanh_stays(rows):
-    model = network(rows, conv=RANDOM.standard_normal((4, 3, 3, 2)))  # an image as wide as it is high
+    more = {"fivefold": np.ones((1,) * 5), "shape": np.array([2, 4, 4, 4])}
+    model = network(rows, conv=RANDOM.standard_normal((4, 3, 3, 2)), **more)  # an image as wide as it is high
     assert "gelu" not in applied(model)
     folded(model)
 

@@ -194,11 +194,13 @@ def _polynomial(value: ir.Value | None, x: ir.Value, depth: int = DEPTH) -> _Pol
         return None
     (axes,) = orders
     factors = _OPERATORS[node.op_type](*(part.factors for part in known))
-    if node.op_type == "Transpose":
-        axes = tuple(axes[axis] for axis in perm_of(node, len(axes)))
     if factors is None or len(factors) > MOST_FACTORS:
         return None
-    return _Polynomial(axes, np.trim_zeros(factors, "b"))
+    if node.op_type == "Transpose":
+        if rank_of(value) != len(axes):
+            return None  # a constant has more axes than x
+        axes = tuple(axes[axis] for axis in perm_of(node, len(axes)))
+    return _Polynomial(axes, np.polynomial.polyutils.trimseq(factors))
 
 
 def _power(factors: Array, exponent: Array) -> Array | None:

@@ -516,6 +516,17 @@ def test_transposes_that_are_slower_as_one_stay_two(side, count):
     assert (kinds.count("Transpose"), kinds.count("Mul")) == (count, 1)
 
 
+@pytest.mark.parametrize(("apart", "count"), [(False, 1), (True, 2)])
+def test_transposes_next_to_each_other_are_one(apart, count):
+    """However slow it is: ONNX Runtime joins them itself, but not across a Reshape."""
+    rows = [("Mul", "x s", "m"), ("Mul", "m s", "n"), ("Relu", "n", "v"), ("Reshape", "v a", "r")]
+    rows += [("Transpose", "r", "t", {"perm": [0, 1, 3, 2]}), ("Reshape", "t b", "q"), ("Reshape", "q c", "p")]
+    rows += [("Transpose", "p", "u", {"perm": [0, 2, 3, 1]} if not apart else {"perm": [0, 2, 1]}), ("Tanh", "u", "y")]
+    weights = {"s": normal(1), "a": [2, 8, 16, 24], "b": [2, 8, 384], "c": [2, 8, 384] if apart else [2, 8, 24, 16]}
+    kinds = folded(graph(rows, weights, {"x": (2, 8 * 16, 24)}), normal(2, 8 * 16, 24))
+    assert (kinds.count("Transpose"), kinds.count("Mul")) == (count, 1)
+
+
 def test_what_only_looks_like_its_input_stays():
     """Every other row, a Resize by 2, and a Cast that rounds."""
     weights = {"k": normal(4, 3, 1, 1), "s": normal(4, 1, 1)}

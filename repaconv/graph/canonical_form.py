@@ -226,16 +226,25 @@ def _shorten_chain(model: ir.Model, node: ir.Node) -> None:
 
 
 def _is_slower(view: View, last: ir.Node) -> bool:
-    """Whether ONNX Runtime is slow at the Transpose of a view, and fast at all in the chain that ends in a node."""
+    """Whether ONNX Runtime is slow at the Transpose of a view, and fast at all in the chain that ends in a node.
+
+    It joins Transposes of which one reads another, so they count as one.
+    """
     before, _, perm = view.turned()
     if is_fast_transpose(perm) or math.prod(size for size in before if isinstance(size, int)) < MIN_ELEMENTS:
         return False
+    perm = []
     node: ir.Node | None = last
     while node is not None and node.outputs[0] is not view.source:
-        if node.op_type == "Transpose" and not is_fast_transpose(perm_of(node, rank_of(node.outputs[0]))):
+        if node.op_type == "Transpose":
+            order = perm_of(node, rank_of(node.outputs[0]))
+            perm = [order[axis] for axis in perm or range(len(order))]
+        elif not is_fast_transpose(perm):
             return False
+        else:
+            perm = []
         node = made_by(node.inputs[0], *VIEWS)
-    return True
+    return is_fast_transpose(perm)
 
 
 def _removable_nodes(value: ir.Value, source: ir.Value) -> int:

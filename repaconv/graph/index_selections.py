@@ -178,7 +178,7 @@ def is_fast_transpose(perm: Sequence[int]) -> bool:
     """Whether ONNX Runtime has a fast kernel: rows are moved, or one axis is, after neighbors are joined."""
     _, order = joined_axes(perm)
     others = ([axis for axis in order if axis != moved] for moved in order)
-    return perm[-1:] == [len(perm) - 1] or any(rest == sorted(rest) for rest in others)
+    return not perm or perm[-1] == len(perm) - 1 or any(rest == sorted(rest) for rest in others)
 
 
 def joined_axes(perm: Sequence[int]) -> tuple[list[list[int]], list[int]]:

@@ -444,7 +444,7 @@ def test_activations_of_several_nodes_come_out_as_they_went_in(kind, opset):
     model = nets.exported(net, (4, 6), dynamo=False, opset=opset, free=False)
     after = require_exact(model, 4, 6)
     wanted = {node.op_type for node in model.graph.node} - {"Constant"}
-    assert {node.op_type for node in after.graph.node} - {"MatMul"} <= wanted | {"Add", "Mul"}
+    assert {node.op_type for node in after.graph.node} - {"MatMul"} <= wanted | {"Add", "Mul", "Pow"}  # GELU has a cube
 
 
 def test_means_and_norms_that_only_a_head_reads():

@@ -33,16 +33,15 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def _then(first: Rewrite, *later: Rewrite) -> Rewrite:
-    """A rewrite that applies the first, and the others only if the first changed something."""
+def _then(first: Rewrite, second: Rewrite) -> Rewrite:
+    """A rewrite that applies the first, and the second only if the first changed something."""
 
     def apply(model: ir.Model) -> Iterator[Change]:
         made = list(first.apply(model))
         yield from made
         if made:
-            for rewrite in later:
-                tidy(model)
-                yield from rewrite.apply(model)
+            tidy(model)
+            yield from second.apply(model)
 
     return replace(first, apply=apply)
 

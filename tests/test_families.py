@@ -267,8 +267,8 @@ def test_a_vector_expanded_to_the_image_is_one_number_per_channel():
 # --- Views that follow each other.
 
 
-@pytest.mark.parametrize(("times", "transposes"), [(2, 1), (3, 3)])
-def test_views_become_one_unless_it_had_more_axes_than_tensorrt_takes(times, transposes):
+@pytest.mark.parametrize(("times", "transposes"), [(2, 1), (3, 2)])
+def test_views_become_as_few_as_have_no_more_axes_than_tensorrt_takes(times, transposes):
     """Hiera unrolls windows three times; in one step that had nine axes, and TensorRT refused the fold."""
     rows, weights, size, last = [("Relu", "x", "v")], {}, 16, "v"
     for turn in range(times):

@@ -6,7 +6,6 @@ into a Gemm on [B N, C], which hides the token axis.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from repaconv.graph.nodes_and_constants import (
 )
 from repaconv.graph.operator_facts import ARITHMETIC, UNARY, VIEWS
 from repaconv.graph.shape_folding import fold_shapes
-from repaconv.graph.symbolic_shapes import Size, as_numbers, rank_of, reshape_target, set_shape, sizes
+from repaconv.graph.symbolic_shapes import Size, as_numbers, known_product, rank_of, reshape_target, set_shape, sizes
 from repaconv.graph.tensor_views import View
 from repaconv.graph.view_chains import view_of
 
@@ -231,7 +230,7 @@ def _is_slower(view: View, last: ir.Node) -> bool:
     It joins Transposes of which one reads another, so they count as one.
     """
     before, _, perm = view.turned()
-    if is_fast_transpose(perm) or math.prod(size for size in before if isinstance(size, int)) < MIN_ELEMENTS:
+    if is_fast_transpose(perm) or known_product(before) < MIN_ELEMENTS:
         return False
     perm = []
     node: ir.Node | None = last

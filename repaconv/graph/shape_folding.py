@@ -13,7 +13,6 @@ becomes a constant, so that it no longer reads other shapes.
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -36,7 +35,15 @@ from repaconv.graph.operator_facts import BROADCASTING, HALVES, QUANTIZING, RAND
 from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.shape_inference import infer, infer_node
 from repaconv.graph.sizes_from_inputs import read_sizes_after_norms, read_sizes_from_inputs
-from repaconv.graph.symbolic_shapes import SymbolicSize, as_numbers, rank_of, reshape_target, set_shape, sizes
+from repaconv.graph.symbolic_shapes import (
+    SymbolicSize,
+    as_numbers,
+    known_product,
+    rank_of,
+    reshape_target,
+    set_shape,
+    sizes,
+)
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -163,7 +170,7 @@ def _stored(value: ir.Value) -> _Computed | None:
 
 def _entries(value: ir.Value) -> int:
     """How many entries a value has, as far as its sizes are known."""
-    return prod(size for size in sizes(value) or () if isinstance(size, int))
+    return known_product(sizes(value) or ())
 
 
 def _gathered(node: ir.Node, data: np.ndarray, indices: np.ndarray) -> np.ndarray | None:

@@ -43,6 +43,11 @@ def product(parts: Iterable[Size]) -> Size:
     return SymbolicSize(tuple(sorted(names)), number) if names and number else number
 
 
+def known_product(parts: Iterable[Size]) -> int:
+    """Return the product of those sizes that are known numbers; 1 if there is none."""
+    return math.prod(part for part in parts if isinstance(part, int))
+
+
 def factors(parts: Iterable[Size]) -> tuple[list[str], int]:
     """Return the names in a product of sizes, in their order, and its number."""
     every = list(parts)

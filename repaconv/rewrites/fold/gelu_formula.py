@@ -127,17 +127,12 @@ def _is_fused(bent: ir.Node, x: ir.Value, gate: ir.Node) -> bool:
     if bent.op_type == "Erf":
         quotient = made_by(bent.inputs[0], "Div")
         return quotient is not None and quotient.inputs[0] is x
-    added = made_by(_without_number(bent.inputs[0]), "Add")
+    product = made_by(bent.inputs[0], "Mul")
+    added = made_by(_scaled_input(product)[0], "Add") if product is not None else None
     cubes = [value for value in added.inputs if value is not x] if added is not None else []
-    power = made_by(_without_number(cubes[0]), "Pow") if len(cubes) == 1 else None
+    cube = made_by(cubes[0], "Mul") if len(cubes) == 1 else None
+    power = made_by(_scaled_input(cube)[0], "Pow") if cube is not None else None
     return power is not None and power.inputs[0] is x
-
-
-def _without_number(value: ir.Value | None) -> ir.Value | None:
-    """Return the input that a Mul multiplies by a number; None for other values."""
-    node = made_by(value, "Mul")
-    others = [each for each in node.inputs if scalar(each) is None] if node is not None else []
-    return others[0] if len(others) == 1 else None
 
 
 def _scaled(node: ir.Node) -> tuple[ir.Node, float]:
@@ -157,6 +152,12 @@ def _factor(node: ir.Node, x: ir.Value | None) -> float | None:
     return 1 / number if number and node.inputs[0] is x else None
 
 
+def _scaled_input(node: ir.Node) -> tuple[ir.Value | None, float]:
+    """Return the input that a Neg, Mul or Div multiplies by a number, and the number; None and 0 if there is none."""
+    pairs = ((each, _factor(node, each)) for each in node.inputs)
+    return next(((each, number) for each, number in pairs if number is not None), (None, 0.0))
+
+
 def _multiples(value: ir.Value | None) -> list[_Multiple]:
     """What a value is a multiple of, nearest first: itself, and what lies before Neg, Mul, Div and Transpose."""
     if value is None or not rank_of(value):
@@ -169,9 +170,7 @@ def _multiples(value: ir.Value | None) -> list[_Multiple]:
             x, order = node.inputs[0], perm_of(node, len(axes))
             axes = tuple(order[axis] for axis in axes)
         else:
-            pairs = [(each, _factor(node, each)) for each in node.inputs]
-            x, number = next(((each, number) for each, number in pairs if number is not None), (None, None))
-            factor = number or 0.0
+            x, factor = _scaled_input(node)
         if x is None or not factor or rank_of(x) != len(axes):
             break
         found.append(_Multiple(x, axes, here.factor * factor))

@@ -1,4 +1,4 @@
-"""instance-norm: write a norm over the places of each channel or group of an image as one operator.
+"""instance-norm: write a norm over the pixels of each channel or group of an image as one operator.
 
 Keras writes GroupNormalization as means, products and a root of an image with channels last, in groups, and so do
 TensorFlow 1 (instance normalization of style transfer) and flax. Every operator acts on the whole image, and tf2onnx

@@ -5,13 +5,12 @@ Layers are matched by their readers: what a surviving node read before the rewri
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.graph.compute_costs import fixed_values, flops_in
 from repaconv.graph.operator_facts import COUNTED_PRODUCTS
-from repaconv.graph.symbolic_shapes import sizes
+from repaconv.graph.symbolic_shapes import known_product, sizes
 from repaconv.results import Change, FoldedLayer
 
 if TYPE_CHECKING:
@@ -190,4 +189,4 @@ def _parameter_count(value: ir.Value) -> int:
     shape = sizes(value)
     if value.const_value is not None:
         return int(value.const_value.size)
-    return math.prod(size for size in shape if isinstance(size, int)) if shape else 0
+    return known_product(shape) if shape else 0

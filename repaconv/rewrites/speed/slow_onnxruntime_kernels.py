@@ -20,7 +20,6 @@ PReLU as max(0, x) - a max(0, -x).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,7 +35,7 @@ from repaconv.graph.nodes_and_constants import (
     scalar,
 )
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import Sizes, rank_of, set_shape, shaped_like, sizes
+from repaconv.graph.symbolic_shapes import Sizes, known_product, rank_of, set_shape, shaped_like, sizes
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ def _is_plain(x: ir.Value) -> bool:
 
 def _is_small(shape: Sizes) -> bool:
     """Whether starting five operators takes longer than transposing so few numbers."""
-    return prod(size for size in shape if isinstance(size, int)) < FEW and all(isinstance(size, int) for size in shape)
+    return known_product(shape) < FEW and all(isinstance(size, int) for size in shape)
 
 
 def _lrn_as_conv(model: ir.Model) -> Iterator[Change]:

@@ -13,14 +13,13 @@ Flatten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from math import prod
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.graph.index_selections import MIN_ELEMENTS, is_fast_transpose, joined_axes, perm_of
 from repaconv.graph.nodes_and_constants import Writer, attribute, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import Size, Sizes, is_dynamic, product, sizes
+from repaconv.graph.symbolic_shapes import Size, Sizes, is_dynamic, known_product, product, sizes
 from repaconv.graph.tensor_views import reshaped
 from repaconv.results import Change
 
@@ -56,7 +55,7 @@ class _Step(NamedTuple):
     def kept_row(self) -> int:
         """Elements of a row that is moved as a whole."""
         axes = range(len(self.shape))
-        return _elements(size for axis, size in enumerate(self.shape) if self.perm[axis:] == list(axes[axis:]))
+        return known_product(size for axis, size in enumerate(self.shape) if self.perm[axis:] == list(axes[axis:]))
 
 
 def _transpose_in_steps(model: ir.Model) -> Iterator[Change]:
@@ -72,7 +71,7 @@ def _transpose_in_steps(model: ir.Model) -> Iterator[Change]:
         shape, perm, out = _moved(node, shape)
         if (
             is_fast_transpose(perm)
-            or _elements(shape) < MIN_ELEMENTS
+            or known_product(shape) < MIN_ELEMENTS
             or not (steps := _steps(*_simplified(shape, perm)))
         ):
             continue
@@ -99,11 +98,6 @@ def _moved(node: ir.Node, shape: Sizes) -> tuple[Sizes, list[int], Sizes]:
     if attribute(node, "mode", "DCR") == "CRD":
         return (batch, left, side, side, *image), [0, 1, 4, 2, 5, 3], out
     return (batch, side, side, left, *image), [0, 3, 4, 1, 5, 2], out
-
-
-def _elements(shape: Iterable[Size]) -> int:
-    """How many elements a tensor has at least, if it has any."""
-    return prod(size for size in shape if isinstance(size, int))
 
 
 def _simplified(shape: Sizes, perm: Sequence[int]) -> tuple[Sizes, list[int]]:

@@ -45,6 +45,7 @@ def test_functions_and_properties_of_0_1_that_plugins_may_use_have_their_former_
         (lambda: contract.shapes_told(feeds), contract.shapes_text(feeds)),
         (lambda: settings.said_in(record, "meta", "arch"), {"depth": 2}),
         (lambda: preprocessing.Told, preprocessing.FoundPreprocessing),
+        (lambda: settings.Knobs, settings.SettingsReader),
     ]
     for former, today in pairs:
         with pytest.warns(DeprecationWarning, match=r"is deprecated: use .* It is removed in repaconv 0\.3\.0\."):

@@ -16,7 +16,7 @@ from PIL import Image
 
 from repaconv.graph.onnx_files import dims_of
 from repaconv.method_api.preprocessing import FoundPreprocessing, Sized, images_by
-from repaconv.method_api.settings import Knobs
+from repaconv.method_api.settings import SettingsReader
 from repaconv.onnx_export.preprocessing_nodes import with_preprocessing, without_preprocessing
 from repaconv.results import Preprocessing
 from repaconv.sources.library_preprocessing import KINDS, of_processor, of_timm, pixels_of
@@ -27,9 +27,9 @@ HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 GREY = {"mean": (127.5,) * 3, "std": (127.5,) * 3, "channel_order": "RGB"}
 
 
-def made(own, knobs, size):
+def made(own, reader, size):
     """How images of that size are made."""
-    return images_by(own, knobs, Sized(size, "a test")).preprocessing
+    return images_by(own, reader, Sized(size, "a test")).preprocessing
 
 
 def processor(**said: object) -> FoundPreprocessing:
@@ -75,7 +75,7 @@ def test_what_a_processor_says(kind, said, values):
 def test_what_is_not_done_alike_is_told_and_nothing_is_taken(said, odd):
     found = processor(**{"image_processor_type": "ViTImageProcessor", "size": 8, **said})
     assert odd in "; ".join(found.odd)
-    assert made(found, Knobs({}), (8, 8)) is None
+    assert made(found, SettingsReader({}), (8, 8)) is None
 
 
 def test_a_processor_of_another_size_than_the_network_is_told():
@@ -98,12 +98,12 @@ def test_what_timm_says():
 
 def test_the_user_says_a_part_of_it_or_another_size():
     own = of_timm({"input_size": (3, 32, 32), "mean": (0.5,), "std": (0.25,), "crop_pct": 0.5})
-    assert made(own, Knobs({}), (32, 32)).source == "timm's pretrained_cfg"
-    found = made(own, Knobs({"interpolation": "box", "image_size": "48"}), (32, 32))
+    assert made(own, SettingsReader({}), (32, 32)).source == "timm's pretrained_cfg"
+    found = made(own, SettingsReader({"interpolation": "box", "image_size": "48"}), (32, 32))
     assert (found.interpolation, found.image_size, found.resize_edge, found.mean) == ("box", (48, 48), 96, (127.5,))
     assert found.source.startswith("--set interpolation; else timm's pretrained_cfg")
     odd = own._replace(odd=["crop_mode=border"])
-    assert "not taken from timm" in made(odd, Knobs({"mean": "1", "std": "2"}), (32, 32)).source
+    assert "not taken from timm" in made(odd, SettingsReader({"mean": "1", "std": "2"}), (32, 32)).source
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_pixels_are_those_of_transformers(kind):
     Image.fromarray(pixels).save("image.png")
     right = np.asarray(made()(Image.open("image.png"))["pixel_values"][0])[None]
     found = of_processor(Path())
-    wanted = images_by(found, Knobs({}), Sized(found.values["image_size"], "it")).preprocessing
+    wanted = images_by(found, SettingsReader({}), Sized(found.values["image_size"], "it")).preprocessing
     given = prepared(read_image(Path("image.png"), wanted, wanted.image_size, 3)[None], wanted)
     assert given.shape == right.shape
     step = 1.01 / min(wanted.std)  # a grey level

@@ -16,7 +16,7 @@ from PIL import Image
 import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.method_api.preprocessing import preprocessing_of
-from repaconv.method_api.settings import Knobs
+from repaconv.method_api.settings import SettingsReader
 from repaconv.results import Link, Preprocessing, Tolerance
 from repaconv.verification.comparison import Comparison, link_between
 from repaconv.verification.comparison import overall_link as outputs_joined
@@ -395,7 +395,7 @@ def test_folders_that_are_not_surely_classes(folders, classes, code, tmp_path):
 
 def told(args=None, steps=None, **settings):
     config = {"test_pipeline": steps, "data_preprocessor": {"mean": [1.0], "std": [2.0]}} if steps else {}
-    found = preprocessing_of({"args": args or {}}, config, Knobs(settings))
+    found = preprocessing_of({"args": args or {}}, config, SettingsReader(settings))
     return found.image_size, found.resize_edge, found.keep_ratio, found.interpolation, found.source
 
 

@@ -32,8 +32,8 @@ def save(weights, path="c.pth", **beside):
     return path
 
 
-def record(weights, path="r.npz", **knobs):
-    np.savez(path, input=IMAGES, output_fp64=oracle.repconv(weights, IMAGES, **knobs))
+def record(weights, path="r.npz", **reader):
+    np.savez(path, input=IMAGES, output_fp64=oracle.repconv(weights, IMAGES, **reader))
     return path
 
 

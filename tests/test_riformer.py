@@ -25,8 +25,8 @@ def save(weights, path="c.pth", **beside):
     return path
 
 
-def record(weights, path="r.npz", **knobs):
-    np.savez(path, input=IMAGES, output_fp64=oracle.riformer(weights, IMAGES, **knobs))
+def record(weights, path="r.npz", **reader):
+    np.savez(path, input=IMAGES, output_fp64=oracle.riformer(weights, IMAGES, **reader))
     return path
 
 

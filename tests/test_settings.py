@@ -16,7 +16,7 @@ from repaconv.checkpoints import claimed_accuracy, read_checkpoint
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
 from repaconv.method_api.preprocessing import preprocessing_of
-from repaconv.method_api.settings import Knobs, natural
+from repaconv.method_api.settings import SettingsReader, natural
 from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.methods.riformer import METHOD as RIFORMER
 from repaconv.stages.shared.common_checks import contradictions
@@ -33,7 +33,7 @@ def save(method, arch="tiny", **beside):
 
 def test_a_value_that_does_not_parse_has_no_example_where_nothing_is_the_default():
     with pytest.raises(UsageProblem, match="not a whole number") as refused:
-        Knobs({"classes": "abc"}).asked("classes", natural)
+        SettingsReader({"classes": "abc"}).asked("classes", natural)
     assert refused.value.hint == "Correct it, or leave it out."
 
 
@@ -48,10 +48,10 @@ def test_a_value_that_does_not_parse_has_no_example_where_nothing_is_the_default
 )
 def test_a_mean_and_a_std_are_numbers_that_pixels_can_be_normalized_with(given, problem):
     with pytest.raises(UsageProblem, match=problem) as refused:
-        preprocessing_of({}, {}, Knobs(given))
+        preprocessing_of({}, {}, SettingsReader(given))
     assert refused.value.code == "setting.value"
     with pytest.raises(UsageProblem) as refused:
-        Knobs({"mean": "x"}).asked("mean", float, (77.5, 3.0))
+        SettingsReader({"mean": "x"}).asked("mean", float, (77.5, 3.0))
     assert refused.value.hint == "E.g. --set mean=77.5,3."
 
 
@@ -131,10 +131,10 @@ def test_what_contradicts_and_what_is_a_choice(method, beside, setting, contradi
 
 
 def test_what_published_sizes_have_is_a_guess():
-    knobs = Knobs({"num_heads": "6"})
-    assert read_heads(192, 12, knobs) == 6
-    assert not knobs.facts[0].overrules
-    assert knobs.facts[0].against
+    reader = SettingsReader({"num_heads": "6"})
+    assert read_heads(192, 12, reader) == 6
+    assert not reader.facts[0].overrules
+    assert reader.facts[0].against
 
 
 def test_claims_are_read_where_trainers_write_them():

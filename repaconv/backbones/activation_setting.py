@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 
 from repaconv.backbones.shared_layers import ActivationKind
 from repaconv.core.errors import Refused
-from repaconv.method_api.settings import Knobs, one_of
+from repaconv.method_api.settings import SettingsReader, one_of
 
 ACTIVATIONS: tuple[str, ...] = get_args(ActivationKind)
 
@@ -43,12 +43,14 @@ def activation_kind(value: Any) -> str | None:
     return _SPELLINGS.get(re.sub(r"[^a-z]", "", value.rpartition(".")[2].lower()))
 
 
-def read_activation(record: Mapping[str, Any], knobs: Knobs, other: Any = None, where: str = "") -> ActivationKind:
+def read_activation(
+    record: Mapping[str, Any], reader: SettingsReader, other: Any = None, where: str = ""
+) -> ActivationKind:
     """Read the activation: from the setting ``act``, else from the file, else exact GELU.
 
     Args:
         record: Everything in the checkpoint except its tensors.
-        knobs: The user's settings.
+        reader: The user's settings.
         other: An activation that the caller found elsewhere in the file, if any.
         where: The part of the file that ``other`` comes from, or could have come from.
 
@@ -66,7 +68,7 @@ def read_activation(record: Mapping[str, Any], knobs: Knobs, other: Any = None, 
             code="activation.ambiguous",
         )
     found, where = next(iter(kinds.items()), (None, where))
-    act = knobs.take("act", one_of(*ACTIVATIONS), "GELU", found, where)
+    act = reader.take("act", one_of(*ACTIVATIONS), "GELU", found, where)
     if act not in ACTIVATIONS:
         raise Refused(
             f"{where} names the activation {act!r}, which is unknown.",

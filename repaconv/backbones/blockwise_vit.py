@@ -22,7 +22,7 @@ from repaconv.checkpoints import Checkpoint, require_sound
 from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.method_api.contract import FoldedPart, Published, Reading
 from repaconv.method_api.preprocessing import preprocessing_of
-from repaconv.method_api.settings import Knobs
+from repaconv.method_api.settings import SettingsReader
 from repaconv.results import Fact
 
 
@@ -100,14 +100,14 @@ class OpenCheckpoint:
         names: Those names to the names in the file.
         unused: Facts about tensors that are not used.
         record: Everything in the checkpoint except its tensors.
-        knobs: The user's settings.
+        reader: The user's settings.
     """
 
     tensors: dict[str, Tensor]
     names: Mapping[str, str]
     unused: tuple[Fact, ...]
     record: Mapping[str, Any]
-    knobs: Knobs
+    reader: SettingsReader
 
     @classmethod
     def open(cls, checkpoint: Checkpoint, settings: Mapping[str, str]) -> OpenCheckpoint:
@@ -118,7 +118,7 @@ class OpenCheckpoint:
         """
         tensors, names, unused = official_names(checkpoint)
         require_sound(tensors, names)
-        return cls(tensors, names, unused, checkpoint.record, Knobs(settings))
+        return cls(tensors, names, unused, checkpoint.record, SettingsReader(settings))
 
     def reading(
         self,
@@ -144,14 +144,14 @@ class OpenCheckpoint:
             Refused: If tensors are missing, unexpected or of a wrong shape.
             UsageProblem: If a setting is unknown or malformed.
         """
-        preprocessing = preprocessing_of(self.record, {}, self.knobs, config.image_size)
-        self.knobs.done()
+        preprocessing = preprocessing_of(self.record, {}, self.reader, config.image_size)
+        self.reader.done()
         scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
         reading = BlockwiseReading(
             config=config,
             tensors={name: tensor for name, tensor in self.tensors.items() if name != excluded},
             names=self.names,
-            facts=(*self.knobs.facts, *facts, *self.unused),
+            facts=(*self.reader.facts, *facts, *self.unused),
             preprocessing=preprocessing,
             applied=("layer scale",) if scaled else (),
             tolerances=tolerances or {},

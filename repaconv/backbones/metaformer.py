@@ -21,7 +21,7 @@ from repaconv.backbones.shared_layers import ActivationKind, ConvMlp, IdleConvMl
 from repaconv.backbones.tensor_names import classes_of, weight_of
 from repaconv.backbones.vit_block_folding import norm_and_head
 from repaconv.method_api.contract import FoldedPart
-from repaconv.method_api.settings import Knobs, natural, positive, small
+from repaconv.method_api.settings import SettingsReader, natural, positive, small
 from repaconv.results import Fact, ImageSize
 
 
@@ -255,7 +255,7 @@ class PoolFormerSkeleton:
 
 
 def read_poolformer(
-    tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args: Mapping[str, Any]
+    tensors: dict[str, Tensor], ffns: Sequence[Ffn], reader: SettingsReader, args: Mapping[str, Any]
 ) -> PoolFormerSkeleton:
     """Read a PoolFormer around its FFNs.
 
@@ -268,7 +268,7 @@ def read_poolformer(
     first = [sum(layers[:stage]) for stage in range(len(layers))]
     widths = tuple(ffns[index].width for index in first)
     hidden = tuple(ffns[index].hidden for index in first)
-    pool = read_pool_size(knobs, widths, REPAVIT_POOLS)
+    pool = read_pool_size(reader, widths, REPAVIT_POOLS)
     down = tensors.get("network.1.proj.weight")
     frame = MetaFormerConfig(
         layers=tuple(layers),
@@ -278,25 +278,25 @@ def read_poolformer(
         in_channels=kernel.shape[1],
         stem=(
             kernel.shape[2],
-            knobs.take("stem_stride", positive, 4),
-            knobs.take("stem_padding", natural, 2),
+            reader.take("stem_stride", positive, 4),
+            reader.take("stem_padding", natural, 2),
         ),
         down=(
             3 if down is None or down.ndim != 4 else down.shape[2],
-            knobs.take("down_stride", positive, 2),
-            knobs.take("down_padding", natural, 1),
+            reader.take("down_stride", positive, 2),
+            reader.take("down_padding", natural, 1),
         ),
-        eps=knobs.take("eps", small, 1e-5),
+        eps=reader.take("eps", small, 1e-5),
         pool=pool,
         active=tuple((0,) * count for count in layers),
     )
-    knobs.facts += [
+    reader.facts += [
         Fact(name=name, value=list(getattr(frame, name)), source="shapes") for name in ("layers", "widths", "hidden")
     ]
     return PoolFormerSkeleton(frame, any(name.endswith("layer_scale_1") for name in tensors))
 
 
-def read_pool_size(knobs: Knobs, widths: Sequence[int], published: Mapping[int, int]) -> int:
+def read_pool_size(reader: SettingsReader, widths: Sequence[int], published: Mapping[int, int]) -> int:
     """Read the side of a PoolFormer's pooling window from the setting ``pool_size``, or from the published models.
 
     Raises:
@@ -304,9 +304,9 @@ def read_pool_size(knobs: Knobs, widths: Sequence[int], published: Mapping[int, 
     """
     known = published.get(widths[0]) if len(widths) == 4 else None
     if known is None:
-        return knobs.need("pool_size", _odd_number, "3", "no tensor tells the side of PoolFormer's pooling window")
+        return reader.need("pool_size", _odd_number, "3", "no tensor tells the side of PoolFormer's pooling window")
     source = f"width {widths[0]}, as in the published models"
-    return knobs.take("pool_size", _odd_number, known, known, source, free=True)
+    return reader.take("pool_size", _odd_number, known, known, source, free=True)
 
 
 def _odd_number(text: str) -> int:

@@ -23,7 +23,7 @@ from repaconv.backbones.vit_block_folding import linear_of, named_tensors, norm_
 from repaconv.backbones.vit_layers import IdleMlpSpec, MlpSpec
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import FoldedPart
-from repaconv.method_api.settings import Knobs, small
+from repaconv.method_api.settings import SettingsReader, small
 from repaconv.results import ImageSize, parse_image_size
 
 
@@ -185,7 +185,9 @@ class MixerSkeleton:
         yield from norm_and_head(tensors, config.classes)
 
 
-def read_mixer(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args: Mapping[str, Any]) -> MixerSkeleton:
+def read_mixer(
+    tensors: dict[str, Tensor], ffns: Sequence[Ffn], reader: SettingsReader, args: Mapping[str, Any]
+) -> MixerSkeleton:
     """Read an MLP-Mixer around its channel FFNs; the number of tokens follows from the token MLPs.
 
     Raises:
@@ -197,9 +199,9 @@ def read_mixer(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, ar
     side, patch = math.isqrt(fc1.shape[1]), kernel.shape[2]
     square = (side * patch, side * patch) if side * side == fc1.shape[1] else None
     if square:
-        size = knobs.take("image_size", parse_image_size, square, square, "tokens x patch", free=True)
+        size = reader.take("image_size", parse_image_size, square, square, "tokens x patch", free=True)
     else:
-        size = knobs.need("image_size", parse_image_size, "224x160", f"{fc1.shape[1]} tokens are no square")
+        size = reader.need("image_size", parse_image_size, "224x160", f"{fc1.shape[1]} tokens are no square")
     if (size[0] // patch) * (size[1] // patch) != fc1.shape[1]:
         raise Refused(
             f"images of {size[0]} x {size[1]} pixels do not have the {fc1.shape[1]} patches that the token-mixing "
@@ -215,7 +217,7 @@ def read_mixer(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, ar
         ffn=tuple(IdleMlpSpec(0) for _ in ffns),
         classes=classes_of(tensors),
         in_channels=kernel.shape[1],
-        token_eps=knobs.take("token_eps", small, 1e-5),
-        norm_eps=knobs.take("norm_eps", small, 1e-6),
+        token_eps=reader.take("token_eps", small, 1e-5),
+        norm_eps=reader.take("norm_eps", small, 1e-6),
     )
     return MixerSkeleton(frame, tuple(ffn.hidden for ffn in ffns))

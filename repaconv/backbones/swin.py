@@ -33,7 +33,7 @@ from repaconv.backbones.vit_layers import IdleMlpSpec, MlpSpec
 from repaconv.backbones.vit_training_norms import NormTraits
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import FoldedPart
-from repaconv.method_api.settings import Knobs, small
+from repaconv.method_api.settings import SettingsReader, small
 from repaconv.results import Fact, ImageSize, parse_image_size
 
 
@@ -322,7 +322,9 @@ class SwinSkeleton:
         yield from norm_and_head(tensors, config.classes)
 
 
-def read_swin(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args: Mapping[str, Any]) -> SwinSkeleton:
+def read_swin(
+    tensors: dict[str, Tensor], ffns: Sequence[Ffn], reader: SettingsReader, args: Mapping[str, Any]
+) -> SwinSkeleton:
     """Read a Swin transformer around its FFNs.
 
     Window and heads follow from shapes, and so does the image size if windows are shifted.
@@ -342,9 +344,9 @@ def read_swin(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, arg
     stored = args.get("input_size") if isinstance(args.get("input_size"), int) else None
     found, source = (masked, "attn_mask") if masked else (stored, "args")
     if found is None:
-        size = knobs.need("image_size", parse_image_size, "224", "no window is shifted, so no mask tells the size")
+        size = reader.need("image_size", parse_image_size, "224", "no window is shifted, so no mask tells the size")
     else:
-        size = knobs.take("image_size", parse_image_size, (found, found), (found, found), source, free=True)
+        size = reader.take("image_size", parse_image_size, (found, found), (found, found), source, free=True)
     hidden, remaining = [], iter(ffns)
     for depth in depths:
         hidden.append(tuple(next(remaining).hidden for _ in range(depth)))
@@ -357,12 +359,12 @@ def read_swin(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, arg
         ffn=tuple((IdleMlpSpec(0),) * depth for depth in depths),
         classes=classes_of(tensors),
         in_channels=kernel.shape[1],
-        eps=knobs.take("norm_eps", small, 1e-5),
+        eps=reader.take("norm_eps", small, 1e-5),
     )
     _require_windows(frame, windows, size, masked)
     _require_indices(tensors, tables)
     known = {"depths": depths, "widths": frame.widths, "heads": frame.heads, "window": window, "patch": patch}
-    knobs.facts += [
+    reader.facts += [
         Fact(name=name, value=list(v) if isinstance(v, tuple | list) else v, source="shapes")
         for name, v in known.items()
     ]

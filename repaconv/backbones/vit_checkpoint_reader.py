@@ -15,7 +15,7 @@ from torch import Tensor
 from repaconv.backbones.tensor_names import classes_of, weight_of
 from repaconv.backbones.vit_training_norms import LAYER_EPS, norm_kind, read_batch_eps
 from repaconv.core.errors import Refused
-from repaconv.method_api.settings import Knobs, one_of, positive, small
+from repaconv.method_api.settings import SettingsReader, one_of, positive, small
 from repaconv.results import Fact, ImageSize, parse_image_size
 
 # Position embeddings for another image size, resampled as in the model's own code.
@@ -50,7 +50,7 @@ def resample(positions: Tensor, prefix: int, trained: tuple[int, int], asked: tu
 
 def read_vit_sizes(
     tensors: dict[str, Tensor],
-    knobs: Knobs,
+    reader: SettingsReader,
     metadata: Mapping[str, Any],
     where: str,
     *,
@@ -63,7 +63,7 @@ def read_vit_sizes(
 
     Args:
         tensors: The tensors by official names.
-        knobs: The user's settings; facts are added to them.
+        reader: The user's settings; facts are added to them.
         metadata: The file's metadata of the architecture: ``img_size``, ``global_pool``, ``norm_eps``, if any.
         where: Where in the file it is.
         resize: The default of ``pos_resize``, one of `RESAMPLING_WAYS`; None if no other image size is accepted.
@@ -73,7 +73,7 @@ def read_vit_sizes(
     """
     kernel = weight_of(tensors, "patch_embed.proj.weight", 4)
     tokens = tuple(name for name in ("cls_token", "dist_token") if name in tensors)
-    image_size, prefix_positions = _read_grid(tensors, knobs, kernel.shape[2], len(tokens), metadata, where, resize)
+    image_size, prefix_positions = _read_grid(tensors, reader, kernel.shape[2], len(tokens), metadata, where, resize)
     sizes = {
         "image_size": image_size,
         "patch": kernel.shape[2],
@@ -87,15 +87,15 @@ def read_vit_sizes(
     pool, source, certain = _pool(tensors, sizes, metadata, where)
     if "pre_logits.fc.weight" in tensors and pool != "distilled":
         sizes["representation"] = weight_of(tensors, "pre_logits.fc.weight", 2).shape[0]
-    knobs.facts += [Fact(name=name, value=value, source="keys and shapes") for name, value in sizes.items()]
+    reader.facts += [Fact(name=name, value=value, source="keys and shapes") for name, value in sizes.items()]
     final = "fc_norm" if "fc_norm.weight" in tensors else "norm"
     return {
         **sizes,
-        "pool": knobs.take("pool", one_of("token", "distilled", "avg", "none"), pool, pool, source, free=not certain),
+        "pool": reader.take("pool", one_of("token", "distilled", "avg", "none"), pool, pool, source, free=not certain),
         "pool_first": final == "fc_norm",
         "norm": norm_kind(tensors, f"{final}."),
-        "norm_eps": knobs.take("norm_eps", small, LAYER_EPS, metadata.get("norm_eps"), where),
-        "batch_eps": read_batch_eps(tensors, knobs),
+        "norm_eps": reader.take("norm_eps", small, LAYER_EPS, metadata.get("norm_eps"), where),
+        "batch_eps": read_batch_eps(tensors, reader),
         "pre_norm": "norm_pre.weight" in tensors,
         "patch_bias": "patch_embed.proj.bias" in tensors,
     }
@@ -123,7 +123,7 @@ def _pool(
 
 def _read_grid(
     tensors: dict[str, Tensor],
-    knobs: Knobs,
+    reader: SettingsReader,
     patch: int,
     prefix: int,
     metadata: Mapping[str, Any],
@@ -131,12 +131,12 @@ def _read_grid(
     resize: str | None,
 ) -> tuple[ImageSize, bool]:
     """Read the image size (height, width), resample the positions for it, and tell whether the prefix has positions."""
-    trained = knobs.asked("trained_size", parse_image_size, _metadata_size(metadata), where)
+    trained = reader.asked("trained_size", parse_image_size, _metadata_size(metadata), where)
     size, place = (_metadata_size(metadata), where) if trained is None else (trained, "--set trained_size")
     image_size, prefix_positions = _trained_size(tensors, patch, prefix, size, place)
     if resize is not None:
         prefix_rows = prefix if prefix_positions else 0
-        image_size = _resample_for_image_size(tensors, knobs, image_size, patch, prefix_rows, resize)
+        image_size = _resample_for_image_size(tensors, reader, image_size, patch, prefix_rows, resize)
     return image_size, prefix_positions
 
 
@@ -176,14 +176,19 @@ def _trained_size(
 
 
 def _resample_for_image_size(
-    tensors: dict[str, Tensor], knobs: Knobs, trained: ImageSize, patch: int, prefix_rows: int, default_way: str
+    tensors: dict[str, Tensor],
+    reader: SettingsReader,
+    trained: ImageSize,
+    patch: int,
+    prefix_rows: int,
+    default_way: str,
 ) -> ImageSize:
     """The image size that the user sets, else the trained one; ``pos_embed`` is resampled if they differ.
 
     Raises:
         Refused: If the size is not a multiple of the patch size.
     """
-    asked = knobs.asked("image_size", parse_image_size)
+    asked = reader.asked("image_size", parse_image_size)
     if asked is None or asked == trained:
         return trained
     if asked[0] % patch or asked[1] % patch:
@@ -193,9 +198,9 @@ def _resample_for_image_size(
             code="vit.image-size",
         )
     source = "the way of the model's own code"
-    chosen = knobs.take("pos_resize", one_of(*RESAMPLING_WAYS), default_way, default_way, source, free=True)
+    chosen = reader.take("pos_resize", one_of(*RESAMPLING_WAYS), default_way, default_way, source, free=True)
     grids = [(size[0] // patch, size[1] // patch) for size in (trained, asked)]
-    knobs.facts.append(
+    reader.facts.append(
         Fact(name="pos_embed", value=f"{grids[0]} to {grids[1]} patches", source="resampled for --set image_size")
     )
     tensors["pos_embed"] = resample(tensors["pos_embed"], prefix_rows, grids[0], grids[1], chosen)
@@ -206,13 +211,13 @@ def _resample_for_image_size(
 OFFICIAL_HEADS = {(192, 12): 3, (384, 12): 6, (768, 12): 12, (1024, 24): 16, (1280, 32): 16}
 
 
-def read_heads(width: int, depth: int, knobs: Knobs, stored: Any = None, where: str = "") -> int:
+def read_heads(width: int, depth: int, reader: SettingsReader, stored: Any = None, where: str = "") -> int:
     """Read the number of heads, which no tensor shows, from the setting ``num_heads``, the file or published models.
 
     Args:
         width: Channels.
         depth: Number of blocks.
-        knobs: The user's settings.
+        reader: The user's settings.
         stored: The number of heads in the file's metadata, if any.
         where: Where in the file it is.
 
@@ -222,13 +227,15 @@ def read_heads(width: int, depth: int, knobs: Knobs, stored: Any = None, where: 
     """
     default = OFFICIAL_HEADS.get((width, depth))
     if isinstance(stored, int) and not isinstance(stored, bool) and stored > 0:
-        heads = knobs.take("num_heads", positive, stored, stored, where)
+        heads = reader.take("num_heads", positive, stored, stored, where)
     elif default:
         source = f"width {width} and depth {depth}, as in the published models"
-        heads = knobs.take("num_heads", positive, default, default, source, free=True)
+        heads = reader.take("num_heads", positive, default, default, source, free=True)
     else:
         example = next(str(heads) for heads in (3, 4, 2, 1) if not width % heads)
-        heads = knobs.need("num_heads", positive, example, f"no tensor tells how {width} channels are split into heads")
+        heads = reader.need(
+            "num_heads", positive, example, f"no tensor tells how {width} channels are split into heads"
+        )
     if width % heads:
         raise Refused(
             f"{width} channels are not divisible by {heads} heads.",

@@ -21,7 +21,7 @@ from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, 
 from repaconv.backbones.vit_training_norms import NormTraits, read_norms
 from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.method_api.contract import FoldedPart
-from repaconv.method_api.settings import Knobs, small
+from repaconv.method_api.settings import SettingsReader, small
 from repaconv.results import ImageSize
 
 
@@ -94,7 +94,9 @@ class PlainSkeleton:
         yield fold_tail(config, tensors)
 
 
-def read_vit(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args: Mapping[str, Any]) -> PlainSkeleton:
+def read_vit(
+    tensors: dict[str, Tensor], ffns: Sequence[Ffn], reader: SettingsReader, args: Mapping[str, Any]
+) -> PlainSkeleton:
     """Read a plain ViT around its FFNs.
 
     The default of ``attn_eps`` is that of the official code: 1e-5 for norms inside the attention, 1e-6 for others.
@@ -102,13 +104,13 @@ def read_vit(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args
     Raises:
         Refused: If a tensor is missing or has a wrong shape.
     """
-    sizes = read_vit_sizes(tensors, knobs, {}, "")
-    heads = read_heads(sizes["width"], len(ffns), knobs, args.get("num_heads"), "args")
+    sizes = read_vit_sizes(tensors, reader, {}, "")
+    heads = read_heads(sizes["width"], len(ffns), reader, args.get("num_heads"), "args")
     blocks = [under_prefix(tensors, f"blocks.{index}.") for index in range(len(ffns))]
     inner = any("attn.norm.weight" in block for block in blocks)
     # a norm2 in addition to the FFN's own BatchNorms would be between shortcut and idle channels: not this method
     norms = replace(
-        read_norms(tensors, knobs, without=("norm2",)), eps=knobs.take("attn_eps", small, 1e-5 if inner else 1e-6)
+        read_norms(tensors, reader, without=("norm2",)), eps=reader.take("attn_eps", small, 1e-5 if inner else 1e-6)
     )
     weight_of(tensors, "blocks.0.attn.qkv.weight", 2)
     return PlainSkeleton(

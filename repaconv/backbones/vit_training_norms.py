@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.tensor_names import depth_of
 from repaconv.backbones.vit_layers import LayerNormSpec, NoNorm, NormSpec, TokenBatchNorm
-from repaconv.method_api.settings import Knobs, one_of, small
+from repaconv.method_api.settings import SettingsReader, one_of, small
 
 NormKind = Literal["layer", "plain", "batch"]
 """``layer``: LayerNorm with affine. ``plain``: LayerNorm without affine, which has no keys. ``batch``: BatchNorm."""
@@ -81,12 +81,12 @@ class Norms:
     bare: Mapping[str, NormKind | None] = field(default_factory=dict)
 
 
-def read_norms(tensors: Mapping[str, Tensor], knobs: Knobs, *, without: tuple[str, ...] = ()) -> Norms:
+def read_norms(tensors: Mapping[str, Tensor], reader: SettingsReader, *, without: tuple[str, ...] = ()) -> Norms:
     """Read the norm settings of all blocks: ``norm_eps``, ``bn_eps``, and ``norm1`` and ``norm2`` if they have no keys.
 
     Args:
         tensors: The tensors by official names.
-        knobs: The user's settings; `read_vit_sizes` has already read ``norm_eps`` from the file.
+        reader: The user's settings; `read_vit_sizes` has already read ``norm_eps`` from the file.
         without: Norms that the method's blocks do not have.
 
     Raises:
@@ -102,13 +102,13 @@ def read_norms(tensors: Mapping[str, Tensor], knobs: Knobs, *, without: tuple[st
         ]
         if lacking and name not in without:
             why = f"blocks.{lacking[0]} has no key of {name}: it has no norm, or a LayerNorm without weight and bias"
-            bare[name] = "plain" if knobs.need(name, one_of("plain", "none"), "plain", why) == "plain" else None
-    return Norms(knobs.take("norm_eps", small, LAYER_EPS), read_batch_eps(tensors, knobs), bare)
+            bare[name] = "plain" if reader.need(name, one_of("plain", "none"), "plain", why) == "plain" else None
+    return Norms(reader.take("norm_eps", small, LAYER_EPS), read_batch_eps(tensors, reader), bare)
 
 
 _BATCHNORM = re.compile(r"^(?:fc_norm|norm|blocks\.\d+\.(?:attn\.norm|norm1|norm2))\.running_mean$")
 
 
-def read_batch_eps(tensors: Mapping[str, Tensor], knobs: Knobs) -> float:
+def read_batch_eps(tensors: Mapping[str, Tensor], reader: SettingsReader) -> float:
     """Read the setting ``bn_eps`` if the final norm or a norm of a block's attention or MLP is a BatchNorm."""
-    return knobs.take("bn_eps", small, BATCH_EPS) if any(map(_BATCHNORM.match, tensors)) else BATCH_EPS
+    return reader.take("bn_eps", small, BATCH_EPS) if any(map(_BATCHNORM.match, tensors)) else BATCH_EPS

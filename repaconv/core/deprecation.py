@@ -7,7 +7,7 @@ therefore always written as a literal, ``removed_in="0.3.0"``. docs/releasing.md
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 Marked = TypeVar("Marked", bound=Callable[..., Any])
@@ -37,6 +37,26 @@ class Deprecation(NamedTuple):
             stacklevel: As in `warnings.warn`: 2 is the line that called the function that calls this method.
         """
         warnings.warn(str(self), DeprecationWarning, stacklevel=stacklevel + 1)
+
+
+def former_names(module: str, today: Mapping[str, Any], *, removed_in: str) -> Callable[[str], Any]:
+    """Make the ``__getattr__`` of a module in which classes were renamed: a former name gives a `DeprecationWarning`.
+
+    Assign it ``if not TYPE_CHECKING``, or mypy would take every name for one of that module.
+
+    Args:
+        module: The module's ``__name__``.
+        today: Former name to the class of today.
+        removed_in: The first version without the former names.
+    """
+
+    def find(name: str) -> Any:
+        if name not in today:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        Deprecation(f"{module}.{name}", today[name].__name__, removed_in).warn()
+        return today[name]
+
+    return find
 
 
 def deprecated(use: str, *, removed_in: str) -> Callable[[Marked], Marked]:

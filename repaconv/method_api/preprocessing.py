@@ -9,10 +9,10 @@ import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repaconv.core.deprecation import Deprecation
+from repaconv.core.deprecation import former_names
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.method_api.mmengine_pipelines import are_numbers, as_size, of_pipeline
-from repaconv.method_api.settings import Knobs, one_of, positive
+from repaconv.method_api.settings import SettingsReader, one_of, positive
 from repaconv.results import Fact, ImageSize, Preprocessing, parse_image_size
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -37,18 +37,12 @@ class FoundPreprocessing(NamedTuple):
     odd: list[str]
 
 
-if not TYPE_CHECKING:  # or mypy would take every name for one of this module
-
-    def __getattr__(name: str) -> Any:
-        """Return `FoundPreprocessing` by its former name."""
-        if name != "Told":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        Deprecation(f"{__name__}.Told", "FoundPreprocessing", removed_in="0.3.0").warn()
-        return FoundPreprocessing
+if not TYPE_CHECKING:
+    __getattr__ = former_names(__name__, {"Told": FoundPreprocessing}, removed_in="0.3.0")
 
 
 def preprocessing_of(
-    record: Mapping[str, Any], config: Mapping[str, Any], knobs: Knobs, fixed: ImageSize | None = None
+    record: Mapping[str, Any], config: Mapping[str, Any], reader: SettingsReader, fixed: ImageSize | None = None
 ) -> Preprocessing:
     """Determine the preprocessing of a method's checkpoint: from --set, else from the file, else ImageNet's.
 
@@ -58,7 +52,7 @@ def preprocessing_of(
     Args:
         record: Everything in the checkpoint except its tensors; a trainer's ``args`` are read.
         config: mmengine's configuration of the run, {} without one.
-        knobs: The user's settings.
+        reader: The user's settings.
         fixed: The (height, width) that the network requires; None if it accepts several sizes.
 
     Raises:
@@ -68,13 +62,13 @@ def preprocessing_of(
     assert isinstance(args, Mapping)
     config_source = FoundPreprocessing("meta.cfg", *of_pipeline(config, INTERPOLATIONS))
     sizes = _size_from_args(args)
-    image_size = _image_size(sizes, config_source, knobs, fixed)
+    image_size = _image_size(sizes, config_source, reader, fixed)
     args_source = _from_args(args, image_size)
     sources = [FoundPreprocessing("args", args_source.values, [*sizes.odd, *args_source.odd]), config_source]
     from_file = {name: (value, part.where) for part in sources for name, value in part.values.items()}
     found: dict[str, Any] = {"mean": MEAN, "std": STD, "resize_edge": usual_edge(image_size)}
     found |= {name: value for name, (value, _) in from_file.items()}
-    given = _user_values(knobs, from_file)
+    given = _user_values(reader, from_file)
     source = f"--set {', '.join(given)}; else {_source(sources)}" if given else _source(sources)
     fields = {**found, **given, "image_size": image_size, "source": source}
     _require_as_many(fields, given)
@@ -101,7 +95,7 @@ class Images(NamedTuple):
     facts: tuple[Fact, ...]
 
 
-def images_by(own: FoundPreprocessing, knobs: Knobs, usual: Sized) -> Images:
+def images_by(own: FoundPreprocessing, reader: SettingsReader, usual: Sized) -> Images:
     """Determine image size and preprocessing of a network without a method or of a graph.
 
     Values come from --set, else from the model's library, else from the defaults. The library's preprocessing is used
@@ -109,21 +103,21 @@ def images_by(own: FoundPreprocessing, knobs: Knobs, usual: Sized) -> Images:
 
     Args:
         own: The library's preprocessing, in fields of `Preprocessing`.
-        knobs: The user's settings; see `preprocessing_of`.
+        reader: The user's settings; see `preprocessing_of`.
         usual: The network's image size. If --set image_size differs, ``resize_edge`` is scaled in proportion.
 
     Raises:
         Refused: If the user asks for another size than a fixed one.
     """
     library_values = {} if own.odd else own.values
-    asked = _user_size(knobs, usual.size) if usual.fixed else knobs.asked("image_size", parse_image_size)
+    asked = _user_size(reader, usual.size) if usual.fixed else reader.asked("image_size", parse_image_size)
     sized = Sized(asked, "--set image_size") if asked else usual
     facts = [Fact(name="image_size", value=sized.size, source=sized.source, assumed=sized.assumed)]
     if own.odd:
         against = "; ".join(own.odd)
         facts.append(Fact(name=PREPROCESSING, value="not taken", source=own.where, against=against))
     return Images(
-        sized.size, _library_preprocessing(own, library_values, _user_values(knobs, {}), sized.size), tuple(facts)
+        sized.size, _library_preprocessing(own, library_values, _user_values(reader, {}), sized.size), tuple(facts)
     )
 
 
@@ -172,15 +166,15 @@ def _assumed(known: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in MADE_BY if name not in known)
 
 
-def _user_values(knobs: Knobs, from_file: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+def _user_values(reader: SettingsReader, from_file: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
     """The fields of the preprocessing that the user sets, recorded together with the file's values."""
     asked = {
-        "mean": knobs.asked("mean", _finite_numbers, *from_file.get("mean", ())),
-        "std": knobs.asked("std", _numbers_above_zero, *from_file.get("std", ())),
-        "resize_edge": knobs.asked("resize_edge", positive),
-        "keep_ratio": knobs.asked("keep_ratio", _yes_or_no),
-        "interpolation": knobs.asked("interpolation", one_of(*INTERPOLATIONS)),
-        "channel_order": knobs.asked("channel_order", one_of("RGB", "BGR"), *from_file.get("channel_order", ())),
+        "mean": reader.asked("mean", _finite_numbers, *from_file.get("mean", ())),
+        "std": reader.asked("std", _numbers_above_zero, *from_file.get("std", ())),
+        "resize_edge": reader.asked("resize_edge", positive),
+        "keep_ratio": reader.asked("keep_ratio", _yes_or_no),
+        "interpolation": reader.asked("interpolation", one_of(*INTERPOLATIONS)),
+        "channel_order": reader.asked("channel_order", one_of("RGB", "BGR"), *from_file.get("channel_order", ())),
     }
     return {name: value for name, value in asked.items() if value is not None}
 
@@ -214,20 +208,20 @@ def _size_from_args(args: Mapping[str, Any]) -> FoundPreprocessing:
 
 
 def _image_size(
-    sizes: FoundPreprocessing, of_config: FoundPreprocessing, knobs: Knobs, fixed: ImageSize | None
+    sizes: FoundPreprocessing, of_config: FoundPreprocessing, reader: SettingsReader, fixed: ImageSize | None
 ) -> ImageSize:
     if fixed is None:
         source_found = sizes if sizes.values else of_config
         found: ImageSize | None = source_found.values.get("image_size")
-        return knobs.take("image_size", parse_image_size, (224, 224), found, source_found.where, free=True)
-    _user_size(knobs, fixed)
-    knobs.facts.append(Fact(name="image_size", value=fixed, source="the network, which takes no other"))
+        return reader.take("image_size", parse_image_size, (224, 224), found, source_found.where, free=True)
+    _user_size(reader, fixed)
+    reader.facts.append(Fact(name="image_size", value=fixed, source="the network, which takes no other"))
     return fixed
 
 
-def _user_size(knobs: Knobs, fixed: ImageSize) -> ImageSize | None:
+def _user_size(reader: SettingsReader, fixed: ImageSize) -> ImageSize | None:
     """The image size that the user sets, which must be the only one that the network accepts; None if it is not set."""
-    if (asked := knobs.asked("image_size", parse_image_size)) in (None, fixed):
+    if (asked := reader.asked("image_size", parse_image_size)) in (None, fixed):
         return asked
     assert asked is not None
     raise Refused(
@@ -304,5 +298,5 @@ def _yes_or_no(text: str) -> bool:
     return one_of("yes", "no")(text) == "yes"
 
 
-USUAL = preprocessing_of({}, {}, Knobs({}))
+USUAL = preprocessing_of({}, {}, SettingsReader({}))
 """The default preprocessing: ImageNet's, for images of 224 x 224 pixels."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from repaconv.core.deprecation import deprecated
+from repaconv.core.deprecation import deprecated, former_names
 from repaconv.core.errors import SettingNeeded, UsageProblem, did_you_mean, nearest_name
 from repaconv.results import Fact, whole_number
 
@@ -15,8 +15,8 @@ T = TypeVar("T")
 CODE_DEFAULT = "default of the official code; not recorded in the checkpoint"
 
 
-class Knobs:
-    """The model settings that no tensor shows. Each is read from --set, else from the file, else it is the default.
+class SettingsReader:
+    """Reads the model settings that no tensor shows: each from --set, else from the file, else it is the default.
 
     Every setting that is read adds a fact with its value, its source and what contradicts it.
 
@@ -136,6 +136,10 @@ class Knobs:
                 else "It has no settings here.",
                 code="setting.unknown",
             )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = former_names(__name__, {"Knobs": SettingsReader}, removed_in="0.3.0")
 
 
 def _typed(value: Any) -> str:

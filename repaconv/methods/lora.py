@@ -26,7 +26,7 @@ from repaconv.checkpoints import Checkpoint, require_sound
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import FoldedPart, Identify, Method, Reading
 from repaconv.method_api.fold_error import relative_difference
-from repaconv.method_api.settings import Knobs, one_of
+from repaconv.method_api.settings import SettingsReader, one_of
 from repaconv.results import Fact, FoldStep
 
 # One linear layer and its adapter, unmerged as trained, and merged.
@@ -100,12 +100,12 @@ SETTINGS = ("lora_alpha", "lora_merged", "lora_rslora")
 _PEFT = re.compile(r"^base_model\.model\.|\.base_layer\.|\.lora_[AB]\.\w+\.weight$")
 
 
-def read_merged(checkpoint: Checkpoint, knobs: Knobs, pairs: Mapping[str, Mapping[str, Tensor]]) -> bool:
+def read_merged(checkpoint: Checkpoint, reader: SettingsReader, pairs: Mapping[str, Mapping[str, Tensor]]) -> bool:
     """Whether the file's W already contains s B A, for adapters of PEFT and loralib; reads the setting ``lora_merged``.
 
     Args:
         checkpoint: The checkpoint with its adapters.
-        knobs: The user's settings.
+        reader: The user's settings.
         pairs: A and B by the name of the adapted weight.
 
     Raises:
@@ -118,8 +118,8 @@ def read_merged(checkpoint: Checkpoint, knobs: Knobs, pairs: Mapping[str, Mappin
         found, source = "no", "every B is zero: either way the same"
     if found is None and any(_PEFT.search(name) for name in checkpoint.tensors):
         found, source = "no", "PEFT's names: it merges only where merge_adapter() is called, which no key tells"
-        return knobs.take("lora_merged", one_of("yes", "no"), "no", found, source, free=True) == "yes"
-    if found is None and "lora_merged" not in knobs:
+        return reader.take("lora_merged", one_of("yes", "no"), "no", found, source, free=True) == "yes"
+    if found is None and "lora_merged" not in reader:
         raise Refused(
             "no tensor shows whether the adapters are already merged into the base weights: loralib merges them in "
             "eval() and removes them in train().",
@@ -129,7 +129,7 @@ def read_merged(checkpoint: Checkpoint, knobs: Knobs, pairs: Mapping[str, Mappin
             ),
             code="lora.merged",
         )
-    return knobs.take("lora_merged", one_of("yes", "no"), "no", found, source) == "yes"
+    return reader.take("lora_merged", one_of("yes", "no"), "no", found, source) == "yes"
 
 
 def _merged_in_record(record: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -145,15 +145,15 @@ def _merged_in_record(record: Mapping[str, Any]) -> tuple[str | None, str]:
     return None, ""
 
 
-def read_scales(checkpoint: Checkpoint, knobs: Knobs, ranks: set[int], *, merged: bool) -> dict[int, float]:
+def read_scales(checkpoint: Checkpoint, reader: SettingsReader, ranks: set[int], *, merged: bool) -> dict[int, float]:
     """The scale alpha / r, or alpha / sqrt(r), by rank.
 
     alpha is read from --set, the file, or PEFT's configuration next to it. The scale of merged adapters is not needed,
     and 0 is returned for it.
     """
     if merged:
-        knobs.asked("lora_alpha", _finite)
-        knobs.asked("lora_rslora", one_of("yes", "no"))
+        reader.asked("lora_alpha", _finite)
+        reader.asked("lora_rslora", one_of("yes", "no"))
     if merged or not ranks:
         return dict.fromkeys(ranks, 0.0)
     config, where = _lora_config(checkpoint)
@@ -163,9 +163,9 @@ def read_scales(checkpoint: Checkpoint, knobs: Knobs, ranks: set[int], *, merged
         float(stored_alpha) if isinstance(stored_alpha, (int, float)) and not isinstance(stored_alpha, bool) else None
     )
     why = "no tensor tells the alpha that LoRA's scale alpha / r needs"
-    alpha = knobs.need("lora_alpha", _finite, "16", why, found, where)
+    alpha = reader.need("lora_alpha", _finite, "16", why, found, where)
     stored_rslora = ("yes" if config["use_rslora"] else "no") if "use_rslora" in config else None
-    rslora = knobs.take("lora_rslora", one_of("yes", "no"), "no", stored_rslora, where)
+    rslora = reader.take("lora_rslora", one_of("yes", "no"), "no", stored_rslora, where)
     return {rank: alpha / (math.sqrt(rank) if rslora == "yes" else rank) for rank in ranks}
 
 
@@ -274,7 +274,7 @@ def with_merged_weights(base: Checkpoint, adapters: list[Adapter]) -> Checkpoint
     return replace(base, tensors={**base.tensors, **weights})
 
 
-def read_adapters(checkpoint: Checkpoint, knobs: Knobs) -> list[Adapter]:
+def read_adapters(checkpoint: Checkpoint, reader: SettingsReader) -> list[Adapter]:
     """Read the adapters that are not merged into the file's weights yet.
 
     Raises:
@@ -286,14 +286,14 @@ def read_adapters(checkpoint: Checkpoint, knobs: Knobs) -> list[Adapter]:
     official = {_weight_name(match) for match in adapter_names(checkpoint).values() if match["factor"] in "ab"}
     others = {weight: pair for weight, pair in pairs.items() if weight not in official}
     ranks = {len(pair["a"]) for pair in others.values() if "a" in pair and pair["a"].ndim == 2}
-    merged = read_merged(checkpoint, knobs, others)
-    scales = read_scales(checkpoint, knobs, ranks, merged=merged)
+    merged = read_merged(checkpoint, reader, others)
+    scales = read_scales(checkpoint, reader, ranks, merged=merged)
     if official:
         source = "LoRA_a, LoRA_b: the official code has no other"
-        knobs.facts.append(Fact(name="lora_scale", value=1.0, source=source))
+        reader.facts.append(Fact(name="lora_scale", value=1.0, source=source))
     if official and not ranks:
         source = "LoRA_a, LoRA_b: the official code never merges them"
-        knobs.facts.append(Fact(name="lora_merged", value="no", source=source))
+        reader.facts.append(Fact(name="lora_merged", value="no", source=source))
     adapters = [_adapter(weight, pair, base, None if weight in official else scales) for weight, pair in pairs.items()]
     return [adapter for adapter in adapters if adapter.weight in official or not merged]
 
@@ -422,12 +422,12 @@ def _read(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -
     if not adapter_names(checkpoint):
         return method.read(checkpoint, settings)
     lora_settings, method_settings = _split_settings(settings)
-    knobs = Knobs(lora_settings)
-    base, adapters = without_adapters(checkpoint), read_adapters(checkpoint, knobs)
+    reader = SettingsReader(lora_settings)
+    base, adapters = without_adapters(checkpoint), read_adapters(checkpoint, reader)
     inner = method.read(with_merged_weights(base, adapters), method_settings)
-    knobs.done()
+    reader.done()
     if not adapters:
-        return replace(inner, facts=(*inner.facts, *knobs.facts))
+        return replace(inner, facts=(*inner.facts, *reader.facts))
     placed = {_layer_path(adapter, base, inner): adapter for adapter in adapters}
     unmerged: dict[str, Tensor] = {}
     for path, adapter in placed.items():
@@ -436,7 +436,7 @@ def _read(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -
     return AdaptedReading(
         **{name: getattr(inner, name) for name in ("backbone", "config", "names", "preprocessing", "deployed")},
         tensors={**inner.tensors, **unmerged},
-        facts=(*inner.facts, *knobs.facts, adapters_fact(adapters)),
+        facts=(*inner.facts, *reader.facts, adapters_fact(adapters)),
         applied=(*inner.applied, "lora"),
         tolerances=inner.tolerances,
         tolerance_reasons=inner.tolerance_reasons,
@@ -477,9 +477,9 @@ def _identify(
     lora_settings, method_settings = _split_settings(settings)
     found: list[dict[str, str]] = []
     for assumed in _settings_to_try(checkpoint, lora_settings):
-        knobs = Knobs({**lora_settings, **assumed})
-        merged = with_merged_weights(without_adapters(checkpoint), read_adapters(checkpoint, knobs))
-        knobs.done()
+        reader = SettingsReader({**lora_settings, **assumed})
+        merged = with_merged_weights(without_adapters(checkpoint), read_adapters(checkpoint, reader))
+        reader.done()
         try:
             found.append({**assumed, **identify(merged, method_settings, images, recorded)})
         except Refused as refused:
@@ -499,7 +499,7 @@ def _identify(
 def _settings_to_try(checkpoint: Checkpoint, given: Mapping[str, str]) -> list[dict[str, str]]:
     """The settings to try: both values of ``lora_merged`` if it is unknown, else no additional setting."""
     try:
-        read_adapters(checkpoint, Knobs(given))
+        read_adapters(checkpoint, SettingsReader(given))
     except Refused as refused:
         if refused.code != "lora.merged":
             raise

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from repaconv.core.errors import UsageProblem
-from repaconv.method_api.settings import Knobs, natural
+from repaconv.method_api.settings import SettingsReader, natural
 from repaconv.results import ClassScores
 
 LOGITS = "logits"
 """The usual name of an output of class scores."""
 
 
-def asked_classes(knobs: Knobs) -> int | None:
+def asked_classes(reader: SettingsReader) -> int | None:
     """The number of classes given with --set classes; 0 for none, None if the option was not given."""
-    return knobs.asked("classes", natural)
+    return reader.asked("classes", natural)
 
 
 def class_scores(widths: Mapping[str, int], asked: int | None, head: int | None = None) -> ClassScores | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from repaconv.backbones.metaformer import POOLS, MetaFormer, pooling, read_pool_size
 from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.plain_vit import PlainViT, read_plain
-from repaconv.method_api.settings import Knobs
+from repaconv.method_api.settings import SettingsReader
 from repaconv.methods.riformer.checkpoint_reading import RIFormerReading
 from repaconv.methods.riformer.checkpoint_reading import read as read_riformer
 from repaconv.methods.riformer.paper_equations import RIFormerBlock
@@ -76,8 +76,8 @@ def read_original(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Origin
         ),
         {name: value for name, value in settings.items() if name != "pool_size"},
     )
-    knobs = Knobs({name: value for name, value in settings.items() if name == "pool_size"})
-    return PoolFormer(reading, _pooling(reading, read_pool_size(knobs, reading.config.widths, POOLS)))
+    reader = SettingsReader({name: value for name, value in settings.items() if name == "pool_size"})
+    return PoolFormer(reading, _pooling(reading, read_pool_size(reader, reading.config.widths, POOLS)))
 
 
 def _official(name: str) -> str:

@@ -22,7 +22,7 @@ from repaconv.checkpoints import Checkpoint
 from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection
-from repaconv.method_api.settings import Knobs, mapping_at, natural, one_of
+from repaconv.method_api.settings import SettingsReader, mapping_at, natural, one_of
 from repaconv.methods.dwconv.paper_equations import (
     MAX_SEPARATION_ERROR,
     ConvBlock,
@@ -39,7 +39,7 @@ from repaconv.results import Fact
 
 
 def read_gates(
-    tensors: Mapping[str, Tensor], meta: Mapping[str, Any], knobs: Knobs, depth: int, heads: int
+    tensors: Mapping[str, Tensor], meta: Mapping[str, Any], reader: SettingsReader, depth: int, heads: int
 ) -> list[tuple[bool, ...] | None]:
     """Read which heads of each block the gates turn into convolutions; None for each block if there are no gates.
 
@@ -66,14 +66,14 @@ def read_gates(
         )
     why = "the metadata lacks {}, and the gates do not show it"
     modes, how = one_of("hard-topk", "soft"), why.format("how the gates choose")
-    mode = knobs.need("gate_mode", modes, "hard-topk", how, gate_metadata.get("mode"), "meta.gate")
+    mode = reader.need("gate_mode", modes, "hard-topk", how, gate_metadata.get("mode"), "meta.gate")
     if mode != "hard-topk":
         raise Refused(
             f"the gates are {mode}: attention and convolution both contribute, so neither can be removed.",
             hint="Finish the training with hard gates (hard-topk).",
             code="dwconv.soft-gates",
         )
-    p = knobs.need(
+    p = reader.need(
         "gate_p", natural, "12", why.format("how many take the convolution"), gate_metadata.get("p"), "meta.gate"
     )
     if not isinstance(p, int) or isinstance(p, bool) or not 0 <= p <= gate.numel():
@@ -84,7 +84,7 @@ def read_gates(
         )
     unit = "block" if gate.ndim == 1 else "head"
     chosen = _largest(gate, p)
-    knobs.facts.append(Fact(name="gates", value=f"the {p} largest of {gate.numel()}, by {unit}", source="gate.weight"))
+    reader.facts.append(Fact(name="gates", value=f"the {p} largest of {gate.numel()}, by {unit}", source="gate.weight"))
     return [tuple(row) for row in chosen.view(depth, -1).expand(depth, heads).tolist()]
 
 
@@ -140,21 +140,21 @@ def read_or_plain_vit(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Bl
         UsageProblem: If a setting is unknown or malformed.
     """
     net, meta = OpenCheckpoint.open(checkpoint, settings), mapping_at(checkpoint.record, "meta")
-    tensors, knobs, arch = net.tensors, net.knobs, mapping_at(meta, "arch")
+    tensors, reader, arch = net.tensors, net.reader, mapping_at(meta, "arch")
     resampling = "antialias" if "register_tokens" in tensors else "offset"
-    sizes = read_vit_sizes(tensors, knobs, arch, "meta.arch", resize=resampling)
+    sizes = read_vit_sizes(tensors, reader, arch, "meta.arch", resize=resampling)
     width, depth = sizes["width"], depth_of(tensors)
     tokens = len(sizes["tokens"]) + sizes["registers"]
-    heads = read_heads(width, depth, knobs, arch.get("num_heads"), "meta.arch")
-    gates = read_gates(tensors, meta, knobs, depth, heads)
-    refactor = knobs.take("full_conv", one_of("auto", "refactor", "keep"), "auto")
-    norms, act = read_norms(tensors, knobs), _read_act(tensors, net.record, knobs)
+    heads = read_heads(width, depth, reader, arch.get("num_heads"), "meta.arch")
+    gates = read_gates(tensors, meta, reader, depth, heads)
+    refactor = reader.take("full_conv", one_of("auto", "refactor", "keep"), "auto")
+    norms, act = read_norms(tensors, reader), _read_act(tensors, net.record, reader)
     blocks = tuple(
         _read_block(tensors, f"blocks.{index}.", width, heads, gates[index], refactor, norms, act, tokens)
         for index in range(depth)
     )
     _require_grid(sizes, blocks)
-    schedule = _read_schedule(sizes, depth, knobs, arch)
+    schedule = _read_schedule(sizes, depth, reader, arch)
     if any(schedule):
         blocks = with_token_merging(blocks, schedule, sizes)
     rounded = sum(block.separate and is_rounded_product(block.error) for block in blocks)
@@ -232,16 +232,18 @@ def _read_block(
     return ConvBlock(mixer, traits, hidden, swiglu, separate, act, error)
 
 
-def _read_act(tensors: Mapping[str, Tensor], record: Mapping[str, Any], knobs: Knobs) -> ActivationKind:
+def _read_act(tensors: Mapping[str, Tensor], record: Mapping[str, Any], reader: SettingsReader) -> ActivationKind:
     """Read the activation of ungated FFNs. A gated FFN's keys show that its activation is SiLU."""
     if any(name.endswith("mlp.w12.weight") for name in tensors):
-        knobs.facts.append(Fact(name="gate_act", value="SiLU", source="keys: w12 and w3 are DINOv2's SwiGLU"))
+        reader.facts.append(Fact(name="gate_act", value="SiLU", source="keys: w12 and w3 are DINOv2's SwiGLU"))
     if any(name.endswith("mlp.fc1.weight") for name in tensors):
-        return read_activation(record, knobs)
+        return read_activation(record, reader)
     return "GELU"
 
 
-def _read_schedule(sizes: Mapping[str, Any], depth: int, knobs: Knobs, arch: Mapping[str, Any]) -> tuple[int, ...]:
+def _read_schedule(
+    sizes: Mapping[str, Any], depth: int, reader: SettingsReader, arch: Mapping[str, Any]
+) -> tuple[int, ...]:
     """Read the number of tokens that merge in each block, from --set or a converted network's metadata; else none."""
     stored, parse = arch.get("schedule"), partial(parse_schedule, depth=depth, sizes=sizes)
 
@@ -253,7 +255,7 @@ def _read_schedule(sizes: Mapping[str, Any], depth: int, knobs: Knobs, arch: Map
             hint="It is the number of tokens merged in each block, e.g. [0, 0, 16, 0].",
             code="dwconv.schedule",
         ) from None
-    return knobs.maybe("schedule", parse, found, "meta.arch") or (0,) * depth
+    return reader.maybe("schedule", parse, found, "meta.arch") or (0,) * depth
 
 
 def _require_grid(sizes: Mapping[str, Any], blocks: tuple[ConvBlock, ...]) -> None:

@@ -23,7 +23,7 @@ from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection
 from repaconv.method_api.fold_error import loaded, max_rel_error
-from repaconv.method_api.settings import Knobs, mapping_at, one_of, positive, small
+from repaconv.method_api.settings import SettingsReader, mapping_at, one_of, positive, small
 from repaconv.methods.nondeep.paper_equations import BranchBlock, Join
 from repaconv.results import Fact
 
@@ -83,9 +83,9 @@ def read_at_any_lambda(checkpoint: Checkpoint, settings: Mapping[str, str]) -> B
             code="method.deployed" if detection else "method.mismatch",
         )
     net, arch = OpenCheckpoint.open(checkpoint, settings), mapping_at(checkpoint.record, "meta", "arch")
-    tensors, knobs = net.tensors, net.knobs
-    sizes = read_vit_sizes(tensors, knobs, arch, "meta.arch")
-    heads = _need(knobs, "num_heads", positive, arch, "meta.arch", "12")
+    tensors, reader = net.tensors, net.reader
+    sizes = read_vit_sizes(tensors, reader, arch, "meta.arch")
+    heads = _need(reader, "num_heads", positive, arch, "meta.arch", "12")
     if sizes["width"] % heads:
         raise Refused(
             f"{sizes['width']} channels are not divisible by {heads} heads.",
@@ -93,9 +93,9 @@ def read_at_any_lambda(checkpoint: Checkpoint, settings: Mapping[str, str]) -> B
             code="vit.heads",
         )
     if "norm_eps" not in arch and "norm_eps" not in settings:
-        _need(knobs, "norm_eps", small, arch, "meta.arch", "1e-6")
-    join = _read_join(tensors, mapping_at(checkpoint.record, "meta", "join"), knobs)
-    act, norms = read_activation(net.record, knobs), read_norms(tensors, knobs)
+        _need(reader, "norm_eps", small, arch, "meta.arch", "1e-6")
+    join = _read_join(tensors, mapping_at(checkpoint.record, "meta", "join"), reader)
+    act, norms = read_activation(net.record, reader), read_norms(tensors, reader)
     blocks = tuple(_read_block(tensors, index, arch, heads, join, norms, act) for index in range(depth_of(tensors)))
     unmeasured = tuple(block.spec(sizes["width"], None, None) for block in blocks)
     config = ViTConfig(**sizes, blocks=unmeasured)
@@ -113,15 +113,15 @@ def _error_of_joining(net: BlockwiseReading[BranchBlock]) -> float:
 
 
 def _need(
-    knobs: Knobs, name: str, parse: Callable[[str], T], metadata: Mapping[str, Any], where: str, example: str
+    reader: SettingsReader, name: str, parse: Callable[[str], T], metadata: Mapping[str, Any], where: str, example: str
 ) -> T:
     """Read a value from the metadata, which the user must give if the metadata lacks it."""
     why = f"the metadata lacks {name}, and no tensor does"
     found: T | None = metadata.get(name)
-    return knobs.need(name, parse, example, why, found, where)
+    return reader.need(name, parse, example, why, found, where)
 
 
-def _read_join(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], knobs: Knobs) -> Join:
+def _read_join(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], reader: SettingsReader) -> Join:
     """Read how the branches join: attn_value, score_scale and lambda.
 
     Raises:
@@ -135,7 +135,7 @@ def _read_join(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], knobs
                 code="nondeep.join",
             )
     value, scale = (
-        _need(knobs, name, one_of(*JOIN_SETTINGS[name]), metadata, "meta.join", example)
+        _need(reader, name, one_of(*JOIN_SETTINGS[name]), metadata, "meta.join", example)
         for name, example in (("attn_value", "value-sum"), ("score_scale", "sqrt"))
     )
     for (name, choices), chosen in zip(JOIN_SETTINGS.items(), (value, scale), strict=True):
@@ -145,10 +145,10 @@ def _read_join(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], knobs
                 hint=f"Give the right one with --set {name}=...",
                 code="nondeep.join",
             )
-    return Join(value, scale, _read_lambda(tensors, metadata, knobs))
+    return Join(value, scale, _read_lambda(tensors, metadata, reader))
 
 
-def _read_lambda(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], knobs: Knobs) -> float:
+def _read_lambda(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], reader: SettingsReader) -> float:
     """Read lambda from the buffer and the metadata, which must agree."""
     stated = metadata.get("lambda")
     found, source = (float(stated), "meta.join") if isinstance(stated, (int, float)) else (None, "")
@@ -166,7 +166,7 @@ def _read_lambda(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], kno
                 code="nondeep.lambda",
             )
     why = "neither metadata nor weights tell lambda"
-    return knobs.need("lambda", float, "1.0", why, found, source)
+    return reader.need("lambda", float, "1.0", why, found, source)
 
 
 def _read_block(

@@ -57,14 +57,14 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
         )
     _require_foldable(checkpoint)
     net, args = OpenCheckpoint.open(checkpoint, settings), mapping_at(checkpoint.record, "args")
-    tensors, knobs = net.tensors, net.knobs
+    tensors, reader = net.tensors, net.reader
     depth, certain = depth_of(tensors), detection.confidence == "certain"
     merges = certain or args.get("token_merging") is True or "schedule" in settings
-    sizes = read_vit_sizes(tensors, knobs, {}, "", resize=None if merges else "antialias")
-    heads = read_heads(sizes["width"], depth, knobs, args.get("num_heads"), "args")
-    eps = knobs.take("pyra_eps", small, 1e-5) if certain else 1e-5
-    schedule = read_schedule(tensors, sizes, depth, args, knobs)
-    act, norms = read_activation(net.record, knobs), read_norms(tensors, knobs)
+    sizes = read_vit_sizes(tensors, reader, {}, "", resize=None if merges else "antialias")
+    heads = read_heads(sizes["width"], depth, reader, args.get("num_heads"), "args")
+    eps = reader.take("pyra_eps", small, 1e-5) if certain else 1e-5
+    schedule = read_schedule(tensors, sizes, depth, args, reader)
+    act, norms = read_activation(net.record, reader), read_norms(tensors, reader)
     blocks, tokens = [], ViTConfig(**sizes, blocks=()).sequence
     for index, r in enumerate(schedule):
         block = under_prefix(tensors, f"blocks.{index}.")

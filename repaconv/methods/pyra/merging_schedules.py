@@ -10,7 +10,7 @@ from torch import Tensor
 
 from repaconv.backbones.tensor_names import weight_of
 from repaconv.core.errors import Refused
-from repaconv.method_api.settings import Knobs
+from repaconv.method_api.settings import SettingsReader
 from repaconv.results import Fact, whole_number
 
 Shape = tuple[int, int, bool]
@@ -95,7 +95,7 @@ def parse_schedule(text: str, depth: int, sizes: Mapping[str, Any]) -> tuple[int
 
 
 def read_schedule(
-    tensors: Mapping[str, Tensor], sizes: Mapping[str, Any], depth: int, args: Mapping[str, Any], knobs: Knobs
+    tensors: Mapping[str, Tensor], sizes: Mapping[str, Any], depth: int, args: Mapping[str, Any], reader: SettingsReader
 ) -> tuple[int, ...]:
     """Read r, the number of tokens that merge, of every block.
 
@@ -106,17 +106,17 @@ def read_schedule(
         Refused: If the rows and the user disagree, if args turn merging on by an unknown schedule, or if more tokens
             are to merge than can.
     """
-    asked = knobs.asked("schedule", lambda text: parse_schedule(text, depth, sizes))
+    asked = reader.asked("schedule", lambda text: parse_schedule(text, depth, sizes))
     schedule, source = _schedule_and_source(
         _rows(tensors, depth), asked, args, shape_of(sizes, depth), patches_of(sizes)
     )
     if schedule is None:
-        knobs.facts.append(Fact(name="schedule", value="no merging", source=source))
+        reader.facts.append(Fact(name="schedule", value="no merging", source=source))
         return (0,) * depth
     require_possible_schedule(schedule, sizes)
-    knobs.facts = [fact for fact in knobs.facts if fact.name != "schedule"]
+    reader.facts = [fact for fact in reader.facts if fact.name != "schedule"]
     against = "args.token_merging is off" if source == "--set" and args.get("token_merging") is False else ""
-    knobs.facts.append(Fact(name="schedule", value=list(schedule), source=source, against=against))
+    reader.facts.append(Fact(name="schedule", value=list(schedule), source=source, against=against))
     return schedule
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from repaconv.backbones.ffn_skeleton import Ffn
 from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
-from repaconv.method_api.settings import Knobs, one_of
+from repaconv.method_api.settings import SettingsReader, one_of
 from repaconv.methods.repavit.paper_equations import linear_layer
 from repaconv.results import Fact
 
@@ -126,12 +126,12 @@ class Rule:
     always_width: bool = False
 
 
-def read_claim(args: Mapping[str, Any], knobs: Knobs, *, rule: Rule) -> Claim | None:
+def read_claim(args: Mapping[str, Any], reader: SettingsReader, *, rule: Rule) -> Claim | None:
     """Read the settings ``idle_ratio`` and ``heuristic``, and args.channel_idle; None if no idle ratio is given.
 
     Args:
         args: The args of the official main.py.
-        knobs: The user's settings.
+        reader: The user's settings.
         rule: The family's rule.
     """
     stored_ratio = args.get("idle_ratio") if not rule.always_width else None
@@ -141,16 +141,22 @@ def read_claim(args: Mapping[str, Any], knobs: Knobs, *, rule: Rule) -> Claim | 
     stored_heuristic, source = args.get("heuristic"), "args"
     if args.get("channel_idle") is False:
         found, stored_heuristic, source = 0.0, "static", "args.channel_idle (all channels are activated)"
-    ratio = knobs.maybe("idle_ratio", parse_idle_ratio, found, source)
+    ratio = reader.maybe("idle_ratio", parse_idle_ratio, found, source)
     heuristic = None
     if rule.linear:
         stored_heuristic = None if stored_heuristic is None else "linear" if stored_heuristic == "linear" else "static"
-        heuristic = knobs.maybe("heuristic", one_of("static", "linear"), stored_heuristic, source)
+        heuristic = reader.maybe("heuristic", one_of("static", "linear"), stored_heuristic, source)
     return None if ratio is None and not rule.always_width else Claim(ratio, heuristic or "static")
 
 
 def active_channels(
-    ffns: Sequence[Ffn], claim: Claim | None, rule: Rule, eps: float, act: str, checkpoint: Checkpoint, knobs: Knobs
+    ffns: Sequence[Ffn],
+    claim: Claim | None,
+    rule: Rule,
+    eps: float,
+    act: str,
+    checkpoint: Checkpoint,
+    reader: SettingsReader,
 ) -> tuple[int, ...]:
     """Determine A of every FFN: by the claimed idle ratio, or by the residual test if there is none.
 
@@ -172,7 +178,7 @@ def active_channels(
             )
         active = tuple(test.active for test in tests)
         source = f"residual test of norm2's statistics, at most {max(misfits)} channels misfit in a block"
-        knobs.facts.append(Fact(name="act_channels", value=list(active), source=source))
+        reader.facts.append(Fact(name="act_channels", value=list(active), source=source))
         return active
     active = tuple(claim.active(ffn, index, len(ffns), truncated=rule.truncated) for index, ffn in enumerate(ffns))
     for ffn, test, a in zip(ffns, tests, active, strict=True):
@@ -191,7 +197,7 @@ def active_channels(
     rule_name = "the width" if claim.idle_ratio is None else "idle ratio"
     source = f"{rule_name}, by the official code; the residual test agrees in {usable} of {len(tests)} blocks"
     against = "" if usable == len(tests) else f"in {len(tests) - usable} blocks the statistics do not decide"
-    knobs.facts.append(Fact(name="act_channels", value=list(active), source=source, against=against))
+    reader.facts.append(Fact(name="act_channels", value=list(active), source=source, against=against))
     return active
 
 

@@ -24,7 +24,7 @@ from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection, FoldedPart, Reading
 from repaconv.method_api.fold_error import relative_difference
 from repaconv.method_api.preprocessing import preprocessing_of
-from repaconv.method_api.settings import Knobs, mapping_at, small
+from repaconv.method_api.settings import SettingsReader, mapping_at, small
 from repaconv.methods.repavit.active_channels import Rule, active_channels, read_claim
 from repaconv.methods.repavit.paper_equations import ChannelIdleMlp, ffn_weights, fold_ffn
 from repaconv.results import FoldStep
@@ -46,7 +46,7 @@ class Family:
 
     backbone: str
     ffn: re.Pattern[str]
-    read: Callable[[dict[str, Tensor], Sequence[Ffn], Knobs, Mapping[str, Any]], Skeleton]
+    read: Callable[[dict[str, Tensor], Sequence[Ffn], SettingsReader, Mapping[str, Any]], Skeleton]
     rule: Rule
     conv: bool = False
 
@@ -108,22 +108,22 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RePaViTReading:
     tensors, names, unused = official_names(checkpoint)
     require_sound(tensors, names)
     family, ffns = read_ffns(tensors)
-    knobs = Knobs(settings)
+    reader = SettingsReader(settings)
     args = mapping_at(checkpoint.record, "args")
-    skeleton = family.read(tensors, ffns, knobs, args)
-    eps = knobs.take("bn_eps", small, 1e-5)
-    act = read_activation(checkpoint.record, knobs)
-    claim = read_claim(args, knobs, rule=family.rule)
-    active = active_channels(ffns, claim, family.rule, eps, act, checkpoint, knobs)
-    preprocessing = preprocessing_of(checkpoint.record, {}, knobs, skeleton.image_size)
-    knobs.done()
+    skeleton = family.read(tensors, ffns, reader, args)
+    eps = reader.take("bn_eps", small, 1e-5)
+    act = read_activation(checkpoint.record, reader)
+    claim = read_claim(args, reader, rule=family.rule)
+    active = active_channels(ffns, claim, family.rule, eps, act, checkpoint, reader)
+    preprocessing = preprocessing_of(checkpoint.record, {}, reader, skeleton.image_size)
+    reader.done()
     scaled = any(".ls1." in name or ".ls2." in name or "layer_scale" in name for name in tensors)
     reading = RePaViTReading(
         backbone=family.backbone,
         config=skeleton.config(active, act),
         tensors=tensors,
         names=names,
-        facts=(*knobs.facts, *unused),
+        facts=(*reader.facts, *unused),
         preprocessing=preprocessing,
         applied=("layer scale",) if scaled or any("ls" in ffn.block for ffn in ffns) else (),
         family=family,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repaconv.core import plugins
 from repaconv.method_api.contract import Published
-from repaconv.method_api.settings import Knobs
+from repaconv.method_api.settings import SettingsReader
 from repaconv.methods.repavit.checkpoint_reading import RePaViTReading, read_ffns
 
 
@@ -184,7 +184,7 @@ def published(arch: str) -> Published:
     family, ffns = read_ffns(tensors)
     given = {"num_heads": str(sizes.heads[0])} if sizes.family == "plain" else {}
     given |= {"pool_size": str(sizes.extra)} if sizes.family == "poolformer" else {}
-    skeleton = family.read(tensors, ffns, Knobs(given), {"input_size": sizes.image_size})
+    skeleton = family.read(tensors, ffns, SettingsReader(given), {"input_size": sizes.image_size})
     active = tuple(sizes.active(sizes.widths.index(ffn.width)) if sizes.idle_ratio < 1 else 0 for ffn in ffns)
     reading = RePaViTReading(
         backbone=family.backbone,

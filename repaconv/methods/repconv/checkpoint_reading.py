@@ -18,7 +18,7 @@ from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection, FoldedPart, Reading
 from repaconv.method_api.fold_error import loaded, max_rel_error
 from repaconv.method_api.preprocessing import preprocessing_of
-from repaconv.method_api.settings import Knobs, positive, small
+from repaconv.method_api.settings import SettingsReader, positive, small
 from repaconv.methods.repconv.paper_equations import TrainingBlock, fold_block
 from repaconv.methods.repconv.published_models import ARCHS
 from repaconv.results import Fact, FoldStep
@@ -147,17 +147,17 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvReading:
     key = common_key(checkpoint)
     tensors, names = official_names(checkpoint, key)
     require_sound(tensors, names)
-    knobs = Knobs(settings)
-    config, convs, facts = _read_config(tensors, key, knobs)
-    eps = knobs.take("bn_eps", small, 1e-5)
-    preprocessing = preprocessing_of(checkpoint.record, {}, knobs)
-    knobs.done()
+    reader = SettingsReader(settings)
+    config, convs, facts = _read_config(tensors, key, reader)
+    eps = reader.take("bn_eps", small, 1e-5)
+    preprocessing = preprocessing_of(checkpoint.record, {}, reader)
+    reader.done()
     reading = RepConvReading(
         backbone="repconv",
         config=config,
         tensors=tensors,
         names=names,
-        facts=(*facts, *knobs.facts),
+        facts=(*facts, *reader.facts),
         preprocessing=preprocessing,
         deployed=key.deployed,
         convs=convs,
@@ -231,7 +231,7 @@ def _difference(trained: TrainingBlock, tensors: Mapping[str, Tensor], conv: nn.
 
 
 def _read_config(
-    tensors: Mapping[str, Tensor], key: BlockKey, knobs: Knobs
+    tensors: Mapping[str, Tensor], key: BlockKey, reader: SettingsReader
 ) -> tuple[RepConvConfig, tuple[int, int], tuple[Fact, ...]]:
     """Read the configuration from shapes and branches; `Reading.require_whole` later refuses unfit tensors."""
     depths = _depths(tensors)
@@ -243,7 +243,7 @@ def _read_config(
             read.append(_read_block(tensors, name, key, before))
             before = read[-1].width
         blocks.append(read)
-    strides = _strides(tensors, key, [(stage[0], read[0]) for stage, read in zip(named, blocks, strict=True)], knobs)
+    strides = _strides(tensors, key, [(stage[0], read[0]) for stage, read in zip(named, blocks, strict=True)], reader)
     stages = tuple(
         (replace(first, stride=stride), *others) for stride, (first, *others) in zip(strides, blocks, strict=True)
     )
@@ -299,7 +299,7 @@ def _convs(tensors: Mapping[str, Tensor], name: str, layout: Layout) -> int:
 
 
 def _strides(
-    tensors: Mapping[str, Tensor], key: BlockKey, firsts: list[tuple[str, RepBlock]], knobs: Knobs
+    tensors: Mapping[str, Tensor], key: BlockKey, firsts: list[tuple[str, RepBlock]], reader: SettingsReader
 ) -> list[int]:
     """Read the strides of each stage's first block; all other blocks have stride 1."""
 
@@ -319,7 +319,7 @@ def _strides(
         "shows it"
     )
     official = ",".join("2" for _ in firsts)
-    text = knobs.take("strides", parse, official, ",".join(seen) if proved else None, source if proved else "")
+    text = reader.take("strides", parse, official, ",".join(seen) if proved else None, source if proved else "")
     return [int(word) for word in text.split(",")]
 
 

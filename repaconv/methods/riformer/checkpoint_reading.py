@@ -22,7 +22,7 @@ from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection, FoldedPart, Reading
 from repaconv.method_api.fold_error import max_rel_error, relative_difference
 from repaconv.method_api.preprocessing import preprocessing_of
-from repaconv.method_api.settings import Knobs, natural, one_of, positive, run_config, small
+from repaconv.method_api.settings import SettingsReader, natural, one_of, positive, run_config, small
 from repaconv.methods.riformer.paper_equations import RIFormerBlock, fold_block, fold_head
 from repaconv.methods.riformer.published_models import ARCHS
 from repaconv.results import Fact, FoldStep
@@ -61,18 +61,18 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RIFormerReading
         )
     tensors, names, unused = _official_names(checkpoint)
     require_sound(tensors, names)
-    knobs = Knobs(settings)
+    reader = SettingsReader(settings)
     sizes = _sizes(tensors)
     run = run_config(checkpoint.record)
-    config = MetaFormerConfig(**sizes, **_not_in_tensors(tensors, checkpoint.record, run, knobs))
-    preprocessing = preprocessing_of(checkpoint.record, run, knobs)
-    knobs.done()
+    config = MetaFormerConfig(**sizes, **_not_in_tensors(tensors, checkpoint.record, run, reader))
+    preprocessing = preprocessing_of(checkpoint.record, run, reader)
+    reader.done()
     reading = RIFormerReading(
         backbone="metaformer",
         config=config,
         tensors=tensors,
         names=names,
-        facts=(*_shape_facts(sizes), *knobs.facts, *unused),
+        facts=(*_shape_facts(sizes), *reader.facts, *unused),
         preprocessing=preprocessing,
         deployed=detection.form == "deploy",
         layer_scale=any(".layer_scale_" in name for name in tensors),
@@ -207,7 +207,7 @@ def _shape_facts(sizes: Mapping[str, Any]) -> list[Fact]:
 
 
 def _not_in_tensors(
-    tensors: Mapping[str, Tensor], record: Mapping[str, Any], run: Mapping[str, Any], knobs: Knobs
+    tensors: Mapping[str, Tensor], record: Mapping[str, Any], run: Mapping[str, Any], reader: SettingsReader
 ) -> dict[str, Any]:
     """Read norm, eps, activation, strides and paddings from --set, the run's configuration or the code's defaults."""
     model_config = find_typed(run.get("model"), "RIFormer") or {}
@@ -239,18 +239,18 @@ def _not_in_tensors(
             code="riformer.norm",
         )
     return {
-        "norm": knobs.take("norm", one_of("GN", "LN2d"), "GN", norm.get("type"), where),
-        "eps": knobs.take("eps", small, 1e-5, norm.get("eps"), where),
-        "act": read_activation(record, knobs, act, where),
+        "norm": reader.take("norm", one_of("GN", "LN2d"), "GN", norm.get("type"), where),
+        "eps": reader.take("eps", small, 1e-5, norm.get("eps"), where),
+        "act": read_activation(record, reader, act, where),
         "stem": (
             weight_of(tensors, "patch_embed.proj.weight", 4).shape[2],
-            knobs.take("stem_stride", positive, 4, model_config.get("in_stride"), where),
-            knobs.take("stem_padding", natural, 2, model_config.get("in_pad"), where),
+            reader.take("stem_stride", positive, 4, model_config.get("in_stride"), where),
+            reader.take("stem_padding", natural, 2, model_config.get("in_pad"), where),
         ),
         "down": (
             weight_of(tensors, "network.1.proj.weight", 4).shape[2] if "network.1.proj.weight" in tensors else 3,
-            knobs.take("down_stride", positive, 2, model_config.get("down_stride"), where),
-            knobs.take("down_padding", natural, 1, model_config.get("down_pad"), where),
+            reader.take("down_stride", positive, 2, model_config.get("down_stride"), where),
+            reader.take("down_padding", natural, 1, model_config.get("down_pad"), where),
         ),
     }
 

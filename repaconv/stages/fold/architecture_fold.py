@@ -19,7 +19,7 @@ from repaconv.graph.element_type_conversion import retyped
 from repaconv.graph.graph_without_weights import write_model
 from repaconv.graph.onnx_files import opset_of
 from repaconv.method_api.preprocessing import Images, Sized, images_by
-from repaconv.method_api.settings import Knobs
+from repaconv.method_api.settings import SettingsReader
 from repaconv.onnx_export.float64_exporter import network_to_onnx
 from repaconv.results import ClassScores, Exporting, Fact, Known, Link, NetworkFold
 from repaconv.sources.class_score_outputs import LOGITS, asked_classes, class_scores
@@ -361,9 +361,9 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
     _require_holdable(found)
     arch = completed(arch, found)
     network = built(arch, found)
-    knobs = Knobs(options.settings or {})
-    images, classes = _images(arch, network, path if path.is_dir() else None, knobs), asked_classes(knobs)
-    knobs.done()
+    reader = SettingsReader(options.settings or {})
+    images, classes = _images(arch, network, path if path.is_dir() else None, reader), asked_classes(reader)
+    reader.done()
     stem = run_folder.utf8_name(path).name if path.is_dir() else run_folder.utf8_stem(path)
     payload, data = f"{stem}{run_folder.FOLDED}", f"{stem}{EXPORTED_SUFFIX}"
     out = Path(options.out) if options.out else run_folder.default_folder(path)
@@ -418,7 +418,7 @@ def _absolute(arch: str) -> str:
     return f"{Path(file).resolve()}:{function}" if file.endswith(".py") else arch
 
 
-def _images(arch: Architecture, network: Built, folder: Path | None, knobs: Knobs) -> Images:
+def _images(arch: Architecture, network: Built, folder: Path | None, reader: SettingsReader) -> Images:
     """The image size and the preprocessing, with the source of each."""
     from repaconv.sources.library_preprocessing import own_size, pixels_of
 
@@ -428,7 +428,7 @@ def _images(arch: Architecture, network: Built, folder: Path | None, knobs: Knob
         usual = Sized(size, said.where)
     if size := own_size(arch.config):
         usual = Sized(size, "config.json")
-    return images_by(said, knobs, usual)
+    return images_by(said, reader, usual)
 
 
 def _exported_link(

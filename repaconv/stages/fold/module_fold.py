@@ -100,11 +100,11 @@ def _fold_in_parts(
         RepaconvError: ``why``, if nothing in it folds and ``why`` can be corrected.
         UsageProblem: If a setting has no effect on parts.
     """
-    from repaconv.method_api.settings import Knobs
+    from repaconv.method_api.settings import SettingsReader
     from repaconv.methods.repavit.active_channels import parse_idle_ratio
     from repaconv.torch_fold.known_submodule_folds import fold_parts
 
-    ratio = Knobs(settings).maybe("idle_ratio", parse_idle_ratio)
+    ratio = SettingsReader(settings).maybe("idle_ratio", parse_idle_ratio)
     folded, steps = fold_parts(module, method, example, ratio)
     if steps[0].folded == (NOTHING_TO_FOLD,):
         steps = (_nothing_folded(steps[0], why),)

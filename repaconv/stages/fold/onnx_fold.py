@@ -17,7 +17,7 @@ from repaconv.core.progress import Progress, silent
 from repaconv.graph.graph_without_weights import write_model
 from repaconv.graph.onnx_files import opset_of
 from repaconv.method_api.preprocessing import FoundPreprocessing, Images, Sized, images_by
-from repaconv.method_api.settings import Knobs
+from repaconv.method_api.settings import SettingsReader
 from repaconv.onnx_export.torch_exporter import operators_of
 from repaconv.results import GraphFold, ImageSize, Link, Origin
 from repaconv.rewrites.presets import DEFAULT, OFFICIAL
@@ -165,9 +165,9 @@ def _images_and_classes(settings: Mapping[str, str], usual: Sized) -> tuple[Imag
         Refused: If the settings give an image size that the graph does not accept.
         UsageProblem: If there is no such setting, or its value does not parse.
     """
-    knobs = Knobs(settings)
-    images, classes = images_by(FoundPreprocessing("", {}, []), knobs, usual), asked_classes(knobs)
-    knobs.done()
+    reader = SettingsReader(settings)
+    images, classes = images_by(FoundPreprocessing("", {}, []), reader, usual), asked_classes(reader)
+    reader.done()
     return images, classes
 
 

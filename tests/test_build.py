@@ -21,7 +21,7 @@ from test_locate import graph, net
 import repaconv as rc
 from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.engines.contract import Order
+from repaconv.engines.contract import BuildSpec
 from repaconv.engines.tensorrt_builder import EngineBuild
 from repaconv.engines.tensorrt_rtx import ENGINE
 from repaconv.onnx_export.fp16_and_int8 import to_fp16
@@ -50,7 +50,7 @@ FAULTY = "network.2.0.mlp.fc2"
 def order(model, **settings):
     """For what lies in the test's own folder."""
     onnx.save(model, "ordered.onnx")
-    return Order(Path("ordered.onnx"), **{"capabilities": CARDS, **settings})
+    return BuildSpec(Path("ordered.onnx"), **{"capabilities": CARDS, **settings})
 
 
 # --- TensorRT-RTX, and the API that it shares with TensorRT ---------------------------------------------

@@ -44,6 +44,9 @@ def test_functions_and_properties_of_0_1_that_plugins_may_use_have_their_former_
     pairs = [
         (lambda: contract.shapes_told(feeds), contract.shapes_text(feeds)),
         (lambda: settings.said_in(record, "meta", "arch"), {"depth": 2}),
+        (lambda: contract.OnCard, contract.GpuSession),
+        (lambda: contract.Order, contract.BuildSpec),
+        (lambda: contract.BuildSpec(Path("m.onnx"), fp32_nodes=("softmax",)).islands, ("softmax",)),
         (lambda: preprocessing.Told, preprocessing.FoundPreprocessing),
         (lambda: settings.Knobs, settings.SettingsReader),
     ]

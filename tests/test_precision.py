@@ -343,7 +343,7 @@ def test_a_loop_stays_in_float32():
     assert np.array_equal(image_model(rounded_in_float32(low).SerializeToString()).run(x), expected)
 
 
-def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_islands(tmp_path, monkeypatch):
+def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_fp32_nodes(tmp_path, monkeypatch):
     """On a board whose parser has no LayerNormalization the squares are values of the graph, and too large."""
     method = plugins.load(plugins.METHODS, "dwconv")
     torch.save({"state_dict": far_off(method.example("tiny", seed=1)), "meta": META.get("dwconv", {})}, "c.pth")

@@ -74,14 +74,14 @@ def _opened(step: Step, path: Path, folder: Path) -> dict[str, Any]:
         "engine_types": json.loads(ours.options.get("types", "{}")),
         "batches": list(_batches(sessions, images)),
         "without": {name: why for name, why in beside.items() if isinstance(why, str)},
-        "machine": fingerprint((), card=ours.on_card),
+        "machine": fingerprint((), card=ours.on_gpu),
     }
 
 
 def _beside(step: Step, folder: Path, shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     """The official form and the vanilla network as engines of the same batches, or why there is none."""
     from gpu.models import by_hand
-    from repaconv.engines.contract import Order, SessionSpec
+    from repaconv.engines.contract import BuildSpec, SessionSpec
     from repaconv.graph.onnx_files import read_graph
     from repaconv.stages.shared.common_checks import load_target
     from repaconv.verification.model_runners import Images
@@ -91,7 +91,7 @@ def _beside(step: Step, folder: Path, shape: tuple[int, ...]) -> Iterator[tuple[
     sizes = tuple((batch, *shape) for batch in (BATCHES[0], BATCHES[0], BATCHES[-1]))  # as `repaconv.build` has it
     for name, graph in by_hand(folder, precision).items():
         shapes = {read_graph(graph).graph.input[0].name: sizes}
-        order = Order(graph, precision, (capability,) if capability else (), shapes if capability else {})
+        order = BuildSpec(graph, precision, (capability,) if capability else (), shapes if capability else {})
         try:
             yield name, Images(runtime.open(runtime.build(order).engine, SessionSpec(precision=precision)))
         except RepaconvError as problem:

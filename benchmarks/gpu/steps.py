@@ -54,15 +54,15 @@ def _row(step: Step, folder: Path, batch: int) -> dict[str, Any]:
     wanted = (images[places], right[places], undecided[places], batch, precision, decides(folder))
     links = {name: link_of(name, session, *wanted) for name, session in sessions.items() if name != VANILLA}
     links[OURS] = located(links[OURS], step, folder, images[:1])
-    taken, on_card = images[places][:batch], sessions[OURS].on_card
+    taken, on_gpu = images[places][:batch], sessions[OURS].on_gpu
     return {
         **timed(sessions, taken),
         "links": {name: link.model_dump(mode="json") for name, link in links.items()},
-        **(_fallen(sessions[OURS].session, taken) if on_card else {}),
+        **(_fallen(sessions[OURS].session, taken) if on_gpu else {}),
         "options": sessions[OURS].options,
         "engine": runtime_of(step).name,
         "version": runtime_of(step).version(),
-        "machine": fingerprint((), card=on_card),
+        "machine": fingerprint((), card=on_gpu),
     }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 
 from numpy.typing import NDArray
 
-from repaconv.core.deprecation import deprecated
+from repaconv.core.deprecation import Deprecation, deprecated, former_names
 from repaconv.core.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Session(Protocol):
 
 
 @runtime_checkable
-class OnCard(Protocol):
+class GpuSession(Protocol):
     """Additional methods of a session that computes on a GPU."""
 
     def clocked(self, feeds: Feeds) -> Callable[[], float]:
@@ -207,7 +207,7 @@ class Engine(Protocol):
             Refused: If the runtime rejects the model.
         """
 
-    def build(self, order: Order) -> Built:
+    def build(self, spec: BuildSpec) -> Built:
         """Build an engine.
 
         Raises:
@@ -217,7 +217,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class Order:
+class BuildSpec:
     """Options for building an engine.
 
     Attributes:
@@ -225,7 +225,7 @@ class Order:
         precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``: the type of the graph, or the one that the runtime uses.
         capabilities: Compute capabilities of the target GPUs, e.g. ``8.9``.
         shapes: Minimum, usual and maximum shape of each input with dynamic dimensions.
-        islands: Names of nodes that compute in float32.
+        fp32_nodes: Names of nodes that compute in float32.
         here: Whether the engine is for a machine like this one.
         threads: CPU threads per inference.
         settings: See `SessionSpec`.
@@ -239,7 +239,7 @@ class Order:
     precision: str = "fp32"
     capabilities: tuple[str, ...] = ()
     shapes: Mapping[str, Shapes] = field(default_factory=dict)
-    islands: tuple[str, ...] = ()
+    fp32_nodes: tuple[str, ...] = ()
     here: bool = True
     threads: int = 1
     settings: tuple[str, ...] = ()
@@ -247,6 +247,12 @@ class Order:
     timing_cache: bytes | None = None
     replay: bool = False
     tick: Callable[[str, int, int], None] = _no_tick
+
+    @property
+    def islands(self) -> tuple[str, ...]:
+        """Former name of ``fp32_nodes``."""
+        Deprecation("BuildSpec.islands", "BuildSpec.fp32_nodes", removed_in="0.3.0").warn()
+        return self.fp32_nodes
 
 
 @dataclass(frozen=True)
@@ -272,6 +278,10 @@ class Built:
     runs_here: bool
     may_stay: tuple[str, ...] = ()
     timing_cache: bytes | None = None
+
+
+if not TYPE_CHECKING:
+    __getattr__ = former_names(__name__, {"OnCard": GpuSession, "Order": BuildSpec}, removed_in="0.3.0")
 
 
 def label(precision: str) -> str:

@@ -20,10 +20,10 @@ from repaconv.core.temporary_folders import scratch_folder
 from repaconv.engines.contract import (
     Ability,
     Array,
+    BuildSpec,
     Built,
     Deployable,
     Feeds,
-    Order,
     Port,
     Profiled,
     SessionSpec,
@@ -209,7 +209,7 @@ class OnnxRuntime:
     def _session(self, model: Deployable, spec: SessionSpec, providers: list[Any]) -> OrtSession:
         return OrtSession(model, spec, providers)
 
-    def build(self, order: Order) -> Built:
+    def build(self, spec: BuildSpec) -> Built:
         """Save the optimized graph, optimized for this machine or for any machine of the target.
 
         Raises:
@@ -217,27 +217,27 @@ class OnnxRuntime:
             Refused: If ONNX Runtime rejects the model.
         """
         self.version()
-        providers = self.providers(order.precision)
-        require_inside(order.model)
+        providers = self.providers(spec.precision)
+        require_inside(spec.model)
         import onnx
         import onnxruntime
 
         levels = onnxruntime.GraphOptimizationLevel
-        level = levels.ORT_ENABLE_ALL if order.here else levels.ORT_ENABLE_EXTENDED  # ALL depends on this CPU
-        settings = settings_for(SessionSpec(threads=order.threads, precision=order.precision))
+        level = levels.ORT_ENABLE_ALL if spec.here else levels.ORT_ENABLE_EXTENDED  # ALL depends on this CPU
+        settings = settings_for(SessionSpec(threads=spec.threads, precision=spec.precision))
         settings.graph_optimization_level = level
         with scratch_folder() as folder:
             path = folder / "optimized.onnx"
             settings.optimized_model_filepath = str(path)
             try:
-                session_of(str(order.model), settings, providers)
+                session_of(str(spec.model), settings, providers)
             except Exception as error:
-                raise unloadable(order.model, error) from error
+                raise unloadable(spec.model, error) from error
             content = path.read_bytes()
             types = _types(onnx.load(path))
         options = {
             "graph_optimization_level": str(level).rpartition(".")[2],
-            "intra_op_num_threads": order.threads,
+            "intra_op_num_threads": spec.threads,
             "inter_op_num_threads": 1,
             "execution_provider": providers[0] if isinstance(providers[0], str) else providers[0][0],
         }
@@ -247,7 +247,7 @@ class OnnxRuntime:
             log="",
             options=as_text(options),
             proved="the types are those of the optimized graph, which is what runs"
-            + ("" if order.here else "; on its device, ONNX Runtime also applies optimizations for that CPU"),
+            + ("" if spec.here else "; on its device, ONNX Runtime also applies optimizations for that CPU"),
             runs_here=True,
         )
 

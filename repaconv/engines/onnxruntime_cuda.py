@@ -55,7 +55,7 @@ class OrtCudaSession(OrtSession):
             return super().run(feeds)
 
     def clocked(self, feeds: Feeds) -> Callable[[], float]:
-        """See `repaconv.engines.contract.OnCard`; the CPU clock measures a run that waits for the GPU."""
+        """See `repaconv.engines.contract.GpuSession`; the CPU clock measures a run that waits for the GPU."""
         import onnxruntime
 
         binding, images = self._session.io_binding(), batch_of(feeds)
@@ -78,7 +78,7 @@ class OrtCudaSession(OrtSession):
         return provider_by_node(self._events(feeds))
 
     def fallen(self, feeds: Feeds) -> tuple[str, ...]:
-        """See `repaconv.engines.contract.OnCard`."""
+        """See `repaconv.engines.contract.GpuSession`."""
         return nodes_on_cpu(self._events(feeds))
 
     def _events(self, feeds: Feeds) -> list[dict[str, Any]]:

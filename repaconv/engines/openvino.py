@@ -21,10 +21,10 @@ from repaconv.core.errors import EnvironmentProblem, Refused, require_module
 from repaconv.engines.contract import (
     Ability,
     Array,
+    BuildSpec,
     Built,
     Deployable,
     Feeds,
-    Order,
     Port,
     Profiled,
     SessionSpec,
@@ -139,15 +139,15 @@ class OpenVino:
         source = io.BytesIO(model) if isinstance(model, bytes) else str(model)
         return _sized(core.read_model(source), model, spec.sizes)
 
-    def build(self, order: Order) -> Built:
+    def build(self, spec: BuildSpec) -> Built:
         """Compile a model for this CPU.
 
         Raises:
             EnvironmentProblem: If OpenVINO is not installed, or the CPU does not support the precision.
             Refused: If OpenVINO rejects the model.
         """
-        spec = SessionSpec(threads=order.threads, precision=order.precision, settings=order.settings)
-        compiled, options = self._compiled(order.model, spec)
+        session = SessionSpec(threads=spec.threads, precision=spec.precision, settings=spec.settings)
+        compiled, options = self._compiled(spec.model, session)
         return Built(
             engine=bytes(compiled.export_model().getvalue()),
             types=_types(compiled.get_runtime_model()),

@@ -16,10 +16,10 @@ from repaconv.core.errors import Refused, first_line, require_module
 from repaconv.engines.contract import (
     Ability,
     Array,
+    BuildSpec,
     Built,
     Deployable,
     Feeds,
-    Order,
     Port,
     Profiled,
     SessionSpec,
@@ -144,7 +144,7 @@ class TensorRt:
         content = deployable if isinstance(deployable, bytes) else deployable.read_bytes()
         return TrtSession(trt, content, logger(trt)) if first_gpu() else load_with_polygraphy(trt, content)
 
-    def build(self, order: Order) -> Built:
+    def build(self, spec: BuildSpec) -> Built:
         """Build an engine for the GPU of this machine, and read the types of its layers.
 
         Raises:
@@ -154,7 +154,7 @@ class TensorRt:
         self.version()
         import tensorrt as trt
 
-        building = EngineBuild(trt, order, hint="Export for this target: repaconv export --target NAME.")
+        building = EngineBuild(trt, spec, hint="Export for this target: repaconv export --target NAME.")
         building.exchange_timings()
         plan = building.plan()
         engine = trt.Runtime(building.log).deserialize_cuda_engine(plan)
@@ -165,7 +165,7 @@ class TensorRt:
             types=found or building.types(),
             log="\n".join(building.log.lines),
             options={
-                "workspace": str(order.workspace or "TensorRT's own limit"),
+                "workspace": str(spec.workspace or "TensorRT's own limit"),
                 "strongly_typed": str(building.typed),
                 "tf32": str(building.tf32),
             },

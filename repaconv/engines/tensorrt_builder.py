@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from repaconv.core.errors import Refused
-from repaconv.engines.contract import Order
+from repaconv.engines.contract import BuildSpec
 from repaconv.graph.onnx_files import require_inside
 
 # Layers whose type counts as the engine's precision.
@@ -21,20 +21,20 @@ COMPUTING = ("CONVOLUTION", "MATRIX_MULTIPLY")
 class EngineBuild:
     """One engine build. The graph is parsed on construction, so that the network can be inspected before building."""
 
-    def __init__(self, trt: Any, order: Order, hint: str) -> None:
+    def __init__(self, trt: Any, spec: BuildSpec, hint: str) -> None:
         """Parse the graph.
 
         Raises:
             Refused: If the parser rejects the graph; ``hint`` is the advice in the message.
         """
-        require_inside(order.model)
-        self.trt, self.order = trt, order
+        require_inside(spec.model)
+        self.trt, self.spec = trt, spec
         self.log = logger(trt)
         self.builder = trt.Builder(self.log)
         self.typed = hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
         self.network = self.builder.create_network(self._network_flags())
         parser = trt.OnnxParser(self.network, self.log)
-        if not parser.parse_from_file(str(order.model)):
+        if not parser.parse_from_file(str(spec.model)):
             raise Refused(f"{trt.__name__} does not support {_error(parser)}.", hint=hint, code="build.parser")
         self.config = self.builder.create_builder_config()
         self._configure()
@@ -63,32 +63,32 @@ class EngineBuild:
         return wanted
 
     def _configure(self) -> None:
-        order, trt, config = self.order, self.trt, self.config
+        spec, trt, config = self.spec, self.trt, self.config
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-        if order.workspace is not None:
-            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, order.workspace)
-        if order.shapes:
+        if spec.workspace is not None:
+            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, spec.workspace)
+        if spec.shapes:
             profile = self.builder.create_optimization_profile()
-            for name, (least, usual, largest) in order.shapes.items():
+            for name, (least, usual, largest) in spec.shapes.items():
                 profile.set_shape(name, least, usual, largest)
             config.add_optimization_profile(profile)
-        if order.precision == "fp32" and hasattr(trt.BuilderFlag, "TF32"):
+        if spec.precision == "fp32" and hasattr(trt.BuilderFlag, "TF32"):
             config.clear_flag(trt.BuilderFlag.TF32)  # on by default, with a 10-bit mantissa; as trtexec --noTF32
         if not self.typed:
             self._ask_for_precision()
         if hasattr(trt, "IProgressMonitor"):
-            self.monitor = _monitor(trt, order.tick)
+            self.monitor = _monitor(trt, spec.tick)
             config.progress_monitor = self.monitor
 
     def _ask_for_precision(self) -> None:
         """Set the precision flags of TensorRT 8, and pin the FP32 nodes by name."""
         flags = self.trt.BuilderFlag
-        for name in {"fp16": ("FP16",), "int8": ("INT8", "FP16"), "bf16": ("BF16",)}.get(self.order.precision, ()):
+        for name in {"fp16": ("FP16",), "int8": ("INT8", "FP16"), "bf16": ("BF16",)}.get(self.spec.precision, ()):
             self.config.set_flag(getattr(flags, name))
-        if self.order.islands:
+        if self.spec.fp32_nodes:
             self.config.set_flag(flags.OBEY_PRECISION_CONSTRAINTS)
             for layer in self.layers:
-                if layer.name in self.order.islands:
+                if layer.name in self.spec.fp32_nodes:
                     layer.precision = self.trt.float32
 
     @property
@@ -99,14 +99,14 @@ class EngineBuild:
 
     def exchange_timings(self) -> None:
         """Load the timing cache of earlier builds, and record the timings of this one in it."""
-        cache = self.config.create_timing_cache(self.order.timing_cache or b"")
+        cache = self.config.create_timing_cache(self.spec.timing_cache or b"")
         if not self.config.set_timing_cache(cache, ignore_mismatch=False):
             raise Refused(
                 "the timing cache was written by another TensorRT version or for another GPU.",
                 hint="Give another --timing-cache, or leave it out.",
                 code="build.timing-cache",
             )
-        if self.order.replay:
+        if self.spec.replay:
             self.config.set_flag(self.trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
 
     @property

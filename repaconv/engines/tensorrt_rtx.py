@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from repaconv.core.errors import EnvironmentProblem, require_module
-from repaconv.engines.contract import Ability, Built, Deployable, Order, SessionSpec, require_device
+from repaconv.engines.contract import Ability, BuildSpec, Built, Deployable, SessionSpec, require_device
 from repaconv.engines.nvidia_gpu import require_gpu
 from repaconv.engines.tensorrt_builder import EngineBuild, logger
 from repaconv.engines.tensorrt_session import TrtSession
@@ -52,7 +52,7 @@ class TensorRtRtx:
         content = deployable if isinstance(deployable, bytes) else Path(deployable).read_bytes()
         return TrtSession(trt, content, logger(trt))
 
-    def build(self, order: Order) -> Built:
+    def build(self, spec: BuildSpec) -> Built:
         """Build an engine for GPUs of these compute capabilities.
 
         Raises:
@@ -62,9 +62,9 @@ class TensorRtRtx:
         self.version()
         import tensorrt_rtx as trt
 
-        building = EngineBuild(trt, order, hint="Export for this target: repaconv export --target rtx-40.")
-        building.config.num_compute_capabilities = len(order.capabilities)
-        for number, capability in enumerate(order.capabilities):
+        building = EngineBuild(trt, spec, hint="Export for this target: repaconv export --target rtx-40.")
+        building.config.num_compute_capabilities = len(spec.capabilities)
+        for number, capability in enumerate(spec.capabilities):
             building.config.set_compute_capability(_capability(trt, capability), number)
         types = building.types()
         plan = building.plan()
@@ -72,9 +72,9 @@ class TensorRtRtx:
             engine=plan,
             types=types,
             log="\n".join(building.log.lines),
-            options={"compute_capability": ", ".join(order.capabilities), "tf32": str(building.tf32)},
+            options={"compute_capability": ", ".join(spec.capabilities), "tf32": str(building.tf32)},
             proved="the types are those of the parsed network; the engine itself can be opened on its device alone",
-            runs_here=_has_gpu(order.capabilities),
+            runs_here=_has_gpu(spec.capabilities),
         )
 
 

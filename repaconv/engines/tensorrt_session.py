@@ -63,7 +63,7 @@ class TrtSession:
         _cuda().synchronize()
 
     def clocked(self, feeds: Feeds) -> Callable[[], float]:
-        """See `repaconv.engines.contract.OnCard`; timed by CUDA events on the engine's stream."""
+        """See `repaconv.engines.contract.GpuSession`; timed by CUDA events on the engine's stream."""
         begin, end = (_cuda().Event(enable_timing=True) for _ in range(2))
         with within_memory(batch_of(feeds)):
             _, call = self._bound(feeds)

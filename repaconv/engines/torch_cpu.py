@@ -17,11 +17,11 @@ from repaconv.core.progress import only_errors
 from repaconv.engines.contract import (
     Ability,
     Array,
+    BuildSpec,
     Built,
     Deployable,
     Feeds,
     Network,
-    Order,
     Profiled,
     SessionSpec,
     cannot,
@@ -145,7 +145,7 @@ class Torch:
             )
         return self._session(deployable, spec, device)
 
-    def build(self, order: Order) -> Built:
+    def build(self, spec: BuildSpec) -> Built:
         """Raise: torch runs modules directly.
 
         Raises:

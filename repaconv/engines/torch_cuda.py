@@ -50,7 +50,7 @@ class CudaSession(TorchSession):
         torch.cuda.synchronize(self._device)
 
     def clocked(self, feeds: Feeds) -> Callable[[], float]:
-        """See `repaconv.engines.contract.OnCard`; timed by CUDA events."""
+        """See `repaconv.engines.contract.GpuSession`; timed by CUDA events."""
         import torch
 
         cuda: Any = torch.cuda  # torch types it only in part

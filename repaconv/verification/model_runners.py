@@ -17,7 +17,7 @@ from repaconv.core.errors import EnvironmentProblem, Refused
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.core.thread_pool import usable_cpus
-from repaconv.engines.contract import Array, Engine, Feeds, GpuTimed, OnCard, Port, Session, SessionSpec
+from repaconv.engines.contract import Array, Engine, Feeds, GpuSession, GpuTimed, Port, Session, SessionSpec
 from repaconv.engines.session_loading import load_session
 from repaconv.graph.graph_without_weights import refer_to_file, split_off_weights
 
@@ -233,7 +233,7 @@ def call_of(session: Session, feeds: Feeds) -> Callable[[], Any]:
 
     On a GPU, the inputs are copied there beforehand, and the function returns the milliseconds of the GPU's clock.
     """
-    return GpuTimed(session.clocked(feeds)) if isinstance(session, OnCard) else partial(session.run, feeds)
+    return GpuTimed(session.clocked(feeds)) if isinstance(session, GpuSession) else partial(session.run, feeds)
 
 
 class Images:
@@ -264,9 +264,9 @@ class Images:
         self.input_shape = channels_first(session.inputs[0])
 
     @property
-    def on_card(self) -> bool:
+    def on_gpu(self) -> bool:
         """Whether the session runs on a GPU, whose own clock then measures the latency."""
-        return isinstance(self.session, OnCard)
+        return isinstance(self.session, GpuSession)
 
     def call(self, images: NDArray[Any]) -> Callable[[], Any]:
         """Return a function that runs one inference; see `call_of`."""

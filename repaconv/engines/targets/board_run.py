@@ -134,8 +134,8 @@ class Board:
         if self.major >= 10:
             return ["--stronglyTyped"] if self.major == 10 else []
         options = {"fp16": ["--fp16"], "int8": ["--int8", "--fp16"]}[precision]
-        if self.bundle["islands"]:
-            each = ",".join(name + ":fp32" for name in self.bundle["islands"])
+        if self.bundle["fp32_nodes"]:
+            each = ",".join(name + ":fp32" for name in self.bundle["fp32_nodes"])
             options += ["--precisionConstraints=obey", "--layerPrecisions=" + each]
         return options
 

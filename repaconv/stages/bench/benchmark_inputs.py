@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core.errors import UsageProblem
-from repaconv.engines.contract import OnCard
+from repaconv.engines.contract import GpuSession
 from repaconv.results import ImageSize, Preprocessing
 from repaconv.stages.bench.benchmark_subjects import BenchmarkSubject, BenchmarkSubjects
 from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
@@ -211,7 +211,7 @@ def memory_per_image(subjects: list[BenchmarkSubject], load: Callable[..., Any],
     for source_model in subjects:
         dims = {"height": size[0], "width": size[1]} if size else {}
         session = load(source_model, dims=dims).session
-        if isinstance(session, OnCard):
+        if isinstance(session, GpuSession):
             return 1.0
         port = session.inputs[0]
         channels, height, width = image_shape(channels_first(port), 1, size, source_model.path)

@@ -11,7 +11,7 @@ from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import cache_folder, lock_folder, payload_of, sha256_of, write_bytes, write_text
 from repaconv.core.progress import Progress, silent
-from repaconv.engines.contract import Built, Engine, Order, label, nothing_to_build
+from repaconv.engines.contract import BuildSpec, Built, Engine, label, nothing_to_build
 from repaconv.engines.session_loading import load_session, require_survived
 from repaconv.results import BuildArtefact, ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.results.fold import Batch
@@ -203,15 +203,15 @@ def _require_supported(engine: Engine, **options: Any) -> None:
         )
 
 
-def _build_request(plan: _Plan, progress: Progress) -> Order:
+def _build_request(plan: _Plan, progress: Progress) -> BuildSpec:
     """The request to the runtime's builder."""
     options, device = plan.options, plan.device
-    return Order(
+    return BuildSpec(
         model=plan.source,
         precision=options.precision,
         capabilities=(device.compute_capability,),
         shapes=_profile(plan) if device.compute_capability else {},
-        islands=plan.exported.fp32_nodes,
+        fp32_nodes=plan.exported.fp32_nodes,
         here=device.architecture == platform.machine(),
         threads=plan.given.threads(device),
         settings=plan.given.settings,

@@ -334,7 +334,7 @@ def _content(plan: _Plan, calls: list[Call]) -> dict[str, bytes]:
         "target": plan.device.name,
         "runtime_version": plan.device.runtime_version,
         "precision": plan.exported.precision,
-        "islands": list(plan.exported.fp32_nodes),
+        "fp32_nodes": list(plan.exported.fp32_nodes),
         "inputs": [
             {"name": port.name, "shape": list(array.shape), "dynamic": not all(isinstance(n, int) for n in port.shape)}
             for port, array in zip(ports, first.inputs, strict=True)

@@ -355,7 +355,7 @@ def _artefact(
         target_sha256=target_sha256(plan.target),
         precision=precision,
         preprocessing=plan.options.with_preprocessing,
-        fp32_nodes=typed.islands,
+        fp32_nodes=typed.fp32_nodes,
         fp32_modules=plan.variant.fp32_modules,
         unquantized_layers=() if precision == "fp32" else unquantized_layers(typed.model, precision),
         calibration=plan.given.told if plan.given else "",

@@ -111,12 +111,12 @@ class LowPrecisionGraph(NamedTuple):
     Attributes:
         model: The graph.
         links: Its comparison with the FP32 graph.
-        islands: Names of its nodes that stay in FP32.
+        fp32_nodes: Names of its nodes that stay in FP32.
     """
 
     model: onnx_package.ModelProto
     links: tuple[Link, ...] = ()
-    islands: tuple[str, ...] = ()
+    fp32_nodes: tuple[str, ...] = ()
 
 
 def lower_and_compare(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from repaconv.engines.contract import Network, Order, Session, SessionSpec
+    from repaconv.engines.contract import BuildSpec, Network, Session, SessionSpec
     from repaconv.engines.targets import Target
     from repaconv.sources.source_model import SourceModel
     from repaconv.verification.input_batches import Batch
@@ -107,9 +107,9 @@ def open_model(
     return OpenedModel(session, f"{engine.name} {engine.version()}", computed, profiles)
 
 
-def _build_request(graph: Path, device: Target, precision: str, spec: SessionSpec) -> Order:
+def _build_request(graph: Path, device: Target, precision: str, spec: SessionSpec) -> BuildSpec:
     """Build options of an engine for these sizes only; a dynamic batch gets the target's batch size by default."""
-    from repaconv.engines.contract import Order
+    from repaconv.engines.contract import BuildSpec
 
     sizes, free = {"batch": device.bench.batch, **spec.sizes}, {}
     for port in inputs_of(read_graph(graph)):
@@ -118,7 +118,7 @@ def _build_request(graph: Path, device: Target, precision: str, spec: SessionSpe
             shape = tuple(size if isinstance(size, int) else sizes.get(str(size), usual) for size in port.shape)
             free[port.name] = (shape, shape, shape)
     capabilities = (device.compute_capability,) if device.compute_capability else ()
-    return Order(graph, precision, capabilities, free, threads=spec.threads)
+    return BuildSpec(graph, precision, capabilities, free, threads=spec.threads)
 
 
 def precision_of(path: Path) -> str:

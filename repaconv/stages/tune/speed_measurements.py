@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv.core.errors import RepaconvError, first_line
 from repaconv.core.files import canonical_json, sha256_of_bytes, write_text
 from repaconv.core.progress import Progress
-from repaconv.engines.contract import OnCard
+from repaconv.engines.contract import GpuSession
 from repaconv.results import Deployment, ImageSize, Ratio
 from repaconv.stages.shared.input_selection import CALIBRATION_IMAGES
 from repaconv.stages.shared.preset_choice import open_deployment
@@ -100,7 +100,7 @@ class LocalMeasurement:
         On a GPU it is loaded twice: the first load also starts the runtime, which takes seconds.
         """
         session, _ = self._load(self.baseline, set())
-        if isinstance(session, OnCard):
+        if isinstance(session, GpuSession):
             del session, self.timings[self.baseline]
             self._load(self.baseline, set())
 
@@ -134,7 +134,7 @@ class LocalMeasurement:
 
     def _remember(self, deployment: Deployment, session: Session, taken: int | None) -> None:
         """Record the memory; for a model in GPU memory, the host's memory has no meaning."""
-        if taken is not None and not isinstance(session, OnCard):
+        if taken is not None and not isinstance(session, GpuSession):
             self.memory[deployment] = taken
 
 

@@ -12,7 +12,7 @@ from repaconv.benchmark.cpu_isa_level import int8_saturates
 from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, UsageProblem, first_names
 from repaconv.core.files import sha256_of
-from repaconv.engines.contract import OnCard
+from repaconv.engines.contract import GpuSession
 from repaconv.results import BuildArtefact, ExportArtefact, Link, Location, Tolerance
 from repaconv.sources.source_model import TRAINING
 from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
@@ -328,7 +328,7 @@ def _of_engine(
     compared = rules.compared(engine.name, "engine", given, precision)
     run = _running(model, None if given.whole else fixed)
     first_call = given.piece(0, fixed or 1).feeds(model.inputs)
-    fallen = model.fallen(first_call) if isinstance(model, OnCard) else ()
+    fallen = model.fallen(first_call) if isinstance(model, GpuSession) else ()
     note = f"on the CPU: {first_names(fallen, MOST_NAMED_NODES)}" if fallen else ""
 
     def followed(feeds: Feeds) -> Location:

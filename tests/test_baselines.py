@@ -47,7 +47,7 @@ def test_a_baseline_is_judged_by_where_it_compares(measured):
 
     def judged(done, name="m", **settings):
         found = check_baseline(path, name, done, 0.05, **settings)
-        return found.verdict, f"{found.told}; {found.hint}"
+        return found.verdict, f"{found.description}; {found.hint}"
 
     verdict, told = judged(measured())
     assert verdict == "not verified"
@@ -85,11 +85,11 @@ def test_without_a_yardstick_milliseconds_are_held_against_milliseconds_of_the_s
     check_baseline(path, "m", measured(beside=""), 0.05, update=True)
     slower = check_baseline(path, "m", measured(1.2, beside=""), 0.05)
     assert slower.verdict == "failed"
-    assert "in milliseconds" in slower.told
+    assert "in milliseconds" in slower.description
     elsewhere = check_baseline(path, "m", measured(machine=THERE, beside=""), 0.05)
     assert elsewhere.verdict == "not verified"
-    assert "no baseline for this machine (that, 8 cores" in elsewhere.told
-    assert "b.json has some of this, 2 cores" in elsewhere.told
+    assert "no baseline for this machine (that, 8 cores" in elsewhere.description
+    assert "b.json has some of this, 2 cores" in elsewhere.description
 
 
 def test_a_model_that_was_named_must_be_the_same_file(measured):
@@ -98,7 +98,7 @@ def test_a_model_that_was_named_must_be_the_same_file(measured):
     assert check_baseline(path, "m", measured(beside="other.onnx"), 0.05).verdict == "passed"
     changed = check_baseline(path, "m", measured(beside="other.onnx", sha256="c"), 0.05)
     assert changed.verdict == "not verified"
-    assert "another other.onnx" in changed.told
+    assert "another other.onnx" in changed.description
     assert check_baseline(path, "m", measured(), 0.05).verdict == "not verified"
 
 
@@ -116,14 +116,14 @@ def test_a_baseline_of_another_network_is_not_compared_with(measured):
     assert (again.verdict, again.of) == ("passed", "")
     trained_on = judged(of(measured(seed=1), "second", parameters=10, MACs=100))  # other weights take as long
     assert trained_on.verdict == "passed"
-    assert "the baseline is of another file (sha256 first, now second)" in trained_on.told
+    assert "the baseline is of another file (sha256 first, now second)" in trained_on.description
     assert "another file" in trained_on.changes(measured())["note"]
 
     other = of(measured(0.5, seed=1), "third", parameters=4, MACs=50)  # that it is faster says nothing
     for machine in (HERE, THERE):
         found = judged(other.model_copy(update={"machine": machine}))
         assert (found.verdict, found.regression) == ("inconclusive", None)
-        assert found.told == (
+        assert found.description == (
             "the baseline is of another network: graph, 100 MACs, 10 parameters; what was measured is graph, "
             "50 MACs, 4 parameters"
         )
@@ -131,7 +131,7 @@ def test_a_baseline_of_another_network_is_not_compared_with(measured):
     assert judged(other, require=True).verdict == "failed"
     assert judged(other).changes(other)["quality"].verdict == "inconclusive"  # bench leaves with 5
     written = judged(other, update=True)
-    assert written.told.startswith("written as the baseline; the one before was of another network: graph, 100")
+    assert written.description.startswith("written as the baseline; the one before was of another network: graph, 100")
     assert judged(of(measured(0.5, seed=2), "third", parameters=4, MACs=50)).verdict == "passed"
     assert judged(of(measured(), parameters=10, MACs=100)).verdict == "inconclusive"
 
@@ -140,7 +140,7 @@ def test_a_baseline_of_another_network_is_not_compared_with(measured):
         for entry in entries.values():
             del entry["network"]
     write_artefact(path, Baselines.model_validate(known))
-    assert "a model that it does not name" in judged(of(measured(0.5), "third", parameters=4, MACs=50)).told
+    assert "a model that it does not name" in judged(of(measured(0.5), "third", parameters=4, MACs=50)).description
 
 
 def test_bench_says_of_which_network_its_baseline_is(tiny):

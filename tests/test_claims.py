@@ -30,11 +30,11 @@ from repaconv.results import (
     ComparedEnd,
     ConvertArtefact,
     Deployment,
-    Pace,
-    Raced,
     Ratio,
     Regression,
     ReportRow,
+    SpeedTarget,
+    SpeedTrial,
     ThroughputArtefact,
     Trade,
     Tried,
@@ -149,7 +149,7 @@ def test_a_baseline():
     check_baseline(Path("b.json"), "m", trusted, 0.5, update=True)
     judged = check_baseline(Path("b.json"), "m", doubted, 0.5)
     assert (judged.verdict, judged.regression.verdict) == ("inconclusive", "inconclusive")
-    assert not CLAIM.search(judged.told)
+    assert not CLAIM.search(judged.description)
     changed = trusted.model_copy(update=check_baseline(Path("b.json"), "m", doubted, 0.5).changes(trusted))
     assert (changed.quality.verdict, changed.ratio.verdict) == ("inconclusive", "not conclusive")
 
@@ -208,11 +208,15 @@ def test_tune(capfd):
 
 
 def test_convert(capfd):
-    taken = Raced(kind="depthwise", blocks=(1,), tried=Tried(blocks=(1,), error=0.2, agreement=0.8), speed=ratio())
+    taken = SpeedTrial(kind="depthwise", blocks=(1,), tried=Tried(blocks=(1,), error=0.2, agreement=0.8), speed=ratio())
     plain = json.loads((STORED / "converted" / "convert.json").read_text())
     done = read(ConvertArtefact, plain)
     for more in (
-        {"speed_target": Pace(target="x86-64", wanted=1.2, reached=ratio(), speed_trials=(taken,), machine="a CPU")},
+        {
+            "speed_target": SpeedTarget(
+                target="x86-64", wanted=1.2, reached=ratio(), speed_trials=(taken,), machine="a CPU"
+            )
+        },
         {"trade": Trade(target="x86-64", taken=taken, others=(), machine="a CPU")},
     ):
         text = shown(done.model_copy(update=more), capfd)

@@ -126,7 +126,7 @@ def probes_where(runs):
 def test_a_side_that_has_one_size_keeps_it_in_ordinary_use():
     found, _ = probes_where(lambda height: height == 32)
     assert found.usual == {"N": 1, "H": 32, "W": 224}
-    assert "runs at one size alone: H 32" in found.told
+    assert "runs at one size alone: H 32" in found.description
 
 
 def test_sizes_that_take_long_are_tried_last():

@@ -305,7 +305,7 @@ def test_a_fold_whose_weights_are_apart_runs_where_its_original_does():
     found, weights, _ = rewritten_in_float64(model, FOLDS)[0]
     assert [weight.size for weight in weights.values()] == [1600]
     exact = Float64(found, weights)
-    assert exact.told == Float64(model).told == RUNTIME
+    assert exact.evaluator == Float64(model).evaluator == RUNTIME
     feeds = {"x": RANDOM.standard_normal((3, 40)).astype(np.float32)}
     np.testing.assert_allclose(exact.run(feeds)["y"], Float64(model).run(feeds)["y"], rtol=1e-12, atol=1e-12)
     assert require_verified().verdict == "passed"

@@ -53,6 +53,8 @@ def test_functions_and_properties_of_0_1_that_plugins_may_use_have_their_former_
     for former, today in pairs:
         with pytest.warns(DeprecationWarning, match=r"is deprecated: use .* It is removed in repaconv 0\.3\.0\."):
             assert former() == today
+    assert (results.Pace, results.Raced) == (results.SpeedTarget, results.SpeedTrial)
+    assert results.Ratio.told is results.Ratio.text
     assert results.outputs_told is results.outputs_text
     assert link.lossy_told == link.lossy_text
     assert results.Report.others_told is results.Report.others_text

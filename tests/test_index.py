@@ -37,7 +37,7 @@ def test_every_published_network_is_found_by_its_own_tensors():
     for name in names[::23]:
         found = matches(PUBLISHED[name])
         assert all(match.exact for match in found)
-        assert name in {known for match in found for known in (match.name, *match.also) if not match.told}
+        assert name in {known for match in found for known in (match.name, *match.also) if not match.differences}
 
 
 def test_parameters_of_every_published_network_are_counted():
@@ -57,16 +57,16 @@ def test_another_head_a_missing_tensor_and_another_shape_are_told():
     shapes = with_classes(PUBLISHED[SMALL], 10)
     (match,) = matches(shapes)
     assert (match.name, match.exact) == (SMALL, True)
-    assert match.told == "another number of classes in classifier.weight, classifier.bias"
+    assert match.differences == "another number of classes in classifier.weight, classifier.bias"
     counted = {**shapes, "bn1.num_batches_tracked": ()}
     assert matches(counted)[0].exact
     first, *_ = shapes
     without = {name: shape for name, shape in shapes.items() if name != first}
-    assert f"without {first}" in matches(without)[0].told
-    assert "with mine" in matches({**shapes, "mine": (1,)})[0].told
+    assert f"without {first}" in matches(without)[0].differences
+    assert "with mine" in matches({**shapes, "mine": (1,)})[0].differences
     other = matches({**shapes, first: (9, 9, 9, 9)})[0]
     assert (other.name, other.exact) == (SMALL, False)
-    assert f"{first} is [9, 9, 9, 9], not" in other.told
+    assert f"{first} is [9, 9, 9, 9], not" in other.differences
     assert matches({}) == ()
     assert matches({f"layer{n}.weight": (3, 3) for n in range(9)}) == ()
 

@@ -443,7 +443,7 @@ def test_what_disturbs_a_card_is_named(moment, verdict, told):
     found = quality({"a": np.full(50, 3.0)}, watched, compared=None, stable=True)
     assert found.verdict == verdict
     assert told in "; ".join(found.reasons)
-    assert RESTING.told()["card W"] == 310.0
+    assert RESTING.values()["card W"] == 310.0
 
 
 def test_scheduling_is_put_back_and_a_refusal_is_told(monkeypatch):

@@ -25,7 +25,7 @@ from repaconv.conversion.speed_target_search import (
 from repaconv.core.errors import EnvironmentProblem, GateFailed, Inconclusive, UsageProblem
 from repaconv.core.files import canonical_json
 from repaconv.core.progress import silent
-from repaconv.results import Pace, Raced, Ratio, Trade, Tried
+from repaconv.results import Ratio, SpeedTarget, SpeedTrial, Trade, Tried
 from repaconv.stages.convert.speed_target import SpeedMeasurement, speed_search
 from repaconv.stages.shared.common_checks import load_target
 
@@ -144,12 +144,14 @@ def test_the_report_has_what_was_measured_for_a_speed_and_what_else_could_be_tak
     torch.save(plain_weights(), "vit.pth")
     np.savez("x.npz", input=images())
     done = rc.convert("vit.pth", inputs="x.npz", settings={"num_heads": str(HEADS)}, blocks="1")
-    taken = Raced(kind=done.kind, blocks=done.blocks, tried=done.tried[-1], speed=Ratio(**RATIO))
-    merged = Raced(
+    taken = SpeedTrial(kind=done.kind, blocks=done.blocks, tried=done.tried[-1], speed=Ratio(**RATIO))
+    merged = SpeedTrial(
         kind="merged", schedule=(3, 3, 0), speed=Ratio(**{**RATIO, "median": 1.75}),
         tried=Tried(blocks=(), error=0.25, agreement=0.625),
     )  # fmt: skip
-    pace = Pace(target="x86-64", wanted=1.2, reached=taken.speed, speed_trials=(taken, merged), machine="a processor")
+    pace = SpeedTarget(
+        target="x86-64", wanted=1.2, reached=taken.speed, speed_trials=(taken, merged), machine="a processor"
+    )
     trade = Trade(target="x86-64", taken=taken, others=(merged,), machine="a processor")
     there = Path("repaconv-out/vit-dwconv/convert.json")
     there.write_text(

@@ -244,7 +244,7 @@ def test_all_recipes_that_come_along_are_valid():
         if named(path) in BASES:  # they lack a checkpoint alone
             with pytest.raises(RecipeProblem) as problem:
                 read_recipe(path)
-            assert [each.told for each in problem.value.wrong] == ["checkpoint: field required."]
+            assert [each.text for each in problem.value.wrong] == ["checkpoint: field required."]
             continue
         found, lines = read_recipe(path)
         assert found.reference.source, path

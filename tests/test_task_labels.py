@@ -417,6 +417,6 @@ def test_top1_limits_next_to_labels_of_another_task_are_errors_of_the_recipe():
         'checkpoint = "c.onnx"\n[reference]\nsource = "s"\ntop1 = 90.0\n[verify]\ninputs = "x.npz"\nlabels = "l.json"\n'
         "min_top1 = 90.0\n"
     )
-    told = [each.told for each in check_recipe(Path("r.toml")).wrong]
+    told = [each.text for each in check_recipe(Path("r.toml")).wrong]
     assert any("verify.min_top1 would do nothing here" in each for each in told)
     assert any("reference.top1 would do nothing here" in each for each in told)

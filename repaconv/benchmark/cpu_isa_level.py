@@ -36,8 +36,8 @@ def isa_level(architecture: str, cpuinfo: Path = CPUINFO) -> str:
     """
     if architecture != platform.machine() or not cpuinfo.is_file():
         return ""
-    told = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text("utf-8"), re.MULTILINE)
-    has = frozenset(told[1].split()) if told else frozenset[str]()
+    flags_line = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text("utf-8"), re.MULTILINE)
+    has = frozenset(flags_line[1].split()) if flags_line else frozenset[str]()
     known = ISA_LEVELS.get(architecture, {})
     return next((name for name, flags in known.items() if flags <= has), OTHER) if has else ""
 

@@ -31,7 +31,7 @@ class GpuState(NamedTuple):
     reasons: int
     others: int
 
-    def told(self) -> dict[str, float]:
+    def values(self) -> dict[str, float]:
         """Return the values by name and unit."""
         named = {"MHz": self.sm_mhz, "memory MHz": self.memory_mhz, "C": self.celsius, "W": self.watts}
         return {f"card {unit}": float(value) for unit, value in named.items() if value is not None}
@@ -61,11 +61,11 @@ def describe_gpu() -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         return {}
-    told = torch.cuda.get_device_properties(0)
+    device = torch.cuda.get_device_properties(0)
     found: dict[str, Any] = {
-        "name": told.name,
-        "compute_capability": f"{told.major}.{told.minor}",
-        "memory_gib": round(told.total_memory / 2**30, 1),
+        "name": device.name,
+        "compute_capability": f"{device.major}.{device.minor}",
+        "memory_gib": round(device.total_memory / 2**30, 1),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
     }

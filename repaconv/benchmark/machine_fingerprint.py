@@ -131,11 +131,11 @@ def cpu_model() -> str | None:
 
 def cpu_number(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     """Return the CPU generation: family and model on x86 (``26.2``), implementer and part on ARM (``0x41.0xd0c``)."""
-    told = dict(
+    fields = dict(
         re.findall(r"^(cpu family|model|CPU implementer|CPU part)\s*:\s*(\w+)\s*$", _read(str(cpuinfo)) or "", re.M)
     )
     pairs = (("cpu family", "model"), ("CPU implementer", "CPU part"))
-    return next((".".join(told[name] for name in pair) for pair in pairs if told.keys() >= set(pair)), None)
+    return next((".".join(fields[name] for name in pair) for pair in pairs if fields.keys() >= set(pair)), None)
 
 
 def _memory_gib() -> float | None:

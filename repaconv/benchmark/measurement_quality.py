@@ -100,13 +100,13 @@ def enough(rounds: int, known: float) -> int:
 
 def _machine(watched: MachineChanges, *, spoils: bool) -> Iterator[str]:
     """Yield disturbances by other load: those that invalidate the measurement, or the lesser ones."""
-    for share, limit, told in (
+    for share, limit, sentence in (
         (watched.others, OTHER_LOAD, "other load: {:.0%} of the machine's time went to other processes"),
         (watched.others_here, OTHER_LOAD_HERE, "other load: {:.0%} of these cores' time went to other processes"),
         (watched.stolen, STEAL_SHARE, "the hypervisor took {:.0%} of the time"),
     ):
         if share is not None and share > limit and (share > TOO_MUCH_OTHER_LOAD) == spoils:
-            yield told.format(share)
+            yield sentence.format(share)
     if spoils and watched.throttled:
         yield f"throttled: the CPU slowed down for heat {watched.throttled} times"
 

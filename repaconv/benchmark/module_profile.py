@@ -109,11 +109,11 @@ def events_of(kernels: Iterable[Mapping[str, Any]], weights: Mapping[str, tuple[
     """
     found = []
     for kernel in kernels:
-        name, told = str(kernel["name"]).removesuffix("_kernel_time"), kernel["args"]
-        given, made = (_typed(told.get(f"{side}_type_shape")) for side in ("input", "output"))
+        name, details = str(kernel["name"]).removesuffix("_kernel_time"), kernel["args"]
+        given, made = (_typed(details.get(f"{side}_type_shape")) for side in ("input", "output"))
         inputs = tuple(shape for _, shape in given)
         packed = tuple(shape for shape in weights.get(name, ()) if shape not in inputs)
-        operator = str(told["op_name"])
+        operator = str(details["op_name"])
         low = any(kind in INT8 and len(shape) > 1 for kind, shape in given) or any(part in operator for part in ON_INT8)
         precision = "int8" if low else PRECISIONS.get(given[0][0] if given else "", "fp32")
         found.append(
@@ -123,10 +123,10 @@ def events_of(kernels: Iterable[Mapping[str, Any]], weights: Mapping[str, tuple[
                 us=float(kernel["dur"]),
                 inputs=inputs + packed,
                 outputs=tuple(shape for _, shape in made),
-                precision=str(told.get("precision", precision)),
+                precision=str(details.get("precision", precision)),
                 bytes=sum(_width(kind) * prod(shape) for kind, shape in (*given, *made))
                 + (1 if low else 4) * sum(map(prod, packed)),
-                flops=told.get("flops"),
+                flops=details.get("flops"),
             )
         )
     return found
@@ -138,8 +138,8 @@ ON_INT8 = ("QLinear", "Integer", "DynamicQuantizeMatMul", "QGemm")
 PRECISIONS = {"float16": "fp16", "f16": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
 
 
-def _typed(told: Any) -> list[tuple[str, tuple[int, ...]]]:
-    return [(kind, tuple(shape)) for entry in told or () for kind, shape in entry.items()]
+def _typed(entries: Any) -> list[tuple[str, tuple[int, ...]]]:
+    return [(kind, tuple(shape)) for entry in entries or () for kind, shape in entry.items()]
 
 
 def _width(kind: str) -> int:
@@ -189,10 +189,10 @@ def bars_svg(profile: Profile) -> str:
         y = number * row + 4
         length = max(1.0, width * module.mean_ms / largest)
         shade = 0.25 + 0.75 * min(1.0, module.share_of_peak)
-        told = f"{module.mean_ms:.3f} ms" + (f", {module.share_of_peak:.0%} of peak" if module.flops else "")
+        text = f"{module.mean_ms:.3f} ms" + (f", {module.share_of_peak:.0%} of peak" if module.flops else "")
         ink = f'y="{y + 11}" fill="currentColor"'
         lines.append(f'<text x="{label - 6}" text-anchor="end" {ink}>{escape(module.module or "-")}</text>')
         box = f'x="{label}" y="{y}" width="{length:.1f}" height="{row - 5}"'
         lines.append(f'<rect {box} fill="#2563eb" fill-opacity="{shade:.2f}"/>')
-        lines.append(f'<text x="{label + length + 6:.1f}" {ink}>{told}</text>')
+        lines.append(f'<text x="{label + length + 6:.1f}" {ink}>{text}</text>')
     return "\n".join([*lines, "</svg>", ""])

@@ -42,7 +42,7 @@ class PaperProtocol(Record):
             images *= 2
         return images
 
-    def told(self, batch: int) -> str:
+    def description(self, batch: int) -> str:
         """Describe the protocol in one line."""
         if not self.name:
             return ""

@@ -104,8 +104,8 @@ def changes_between(
         stolen=max(0.0, after.stolen_s - before.stolen_s - slack) / (seconds * len(busy)) if busy else None,
         speed=after.loop_ms / before.loop_ms,
         throttled=after.throttled - before.throttled,
-        before=_values_by_name(before, cores) | (card[0].told() if card else {}),
-        after=_values_by_name(after, cores) | (card[-1].told() if card else {}),
+        before=_values_by_name(before, cores) | (card[0].values() if card else {}),
+        after=_values_by_name(after, cores) | (card[-1].values() if card else {}),
         card=tuple(card),
     )
 

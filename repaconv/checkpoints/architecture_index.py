@@ -50,7 +50,7 @@ class Match:
         return not (self.other or self.missing or self.extra)
 
     @property
-    def told(self) -> str:
+    def differences(self) -> str:
         """Description of the differences in one line; empty if there are none."""
         but = [f"another number of classes in {', '.join(self.head)}"] if self.head else []
         but += [

@@ -136,7 +136,7 @@ def read_checkpoint(
             sha256=sha256 or sha256_of(path),
             bytes=path.stat().st_size,
             container=contents.container,
-            checksums=contents.checksums.told,
+            checksums=contents.checksums.description,
             weights=weights if weights and prefix else place,
             weights_reason=f"{reason}; a pickled {pickled.qualified_name}" if pickled else reason,
             stripped=stripped,

@@ -59,7 +59,7 @@ class Record(NamedTuple):
 class ZipChecksums(Checksums):
     """The CRC-32 of each stored record that the pickle refers to."""
 
-    told: str = "CRC-32 of each record"
+    description: str = "CRC-32 of each record"
     path: Path = Path()
     records: list[Record] = field(default_factory=list)
 

@@ -19,7 +19,7 @@ from repaconv.core.errors import Refused
 class Checksums:
     """The checksums of a file and their description; most formats have none."""
 
-    told: str = "the format has none"
+    description: str = "the format has none"
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
         """Verify the bytes of these tensors; refuse with ``checkpoint.damaged`` if they differ."""

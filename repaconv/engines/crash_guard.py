@@ -25,15 +25,15 @@ class NativeCrash(Exception):
     """The separate process crashed.
 
     Attributes:
-        told: How the process ended, e.g. ``SIGSEGV`` or ``exit code 3``.
+        ending: How the process ended, e.g. ``SIGSEGV`` or ``exit code 3``.
         out_of_memory: Whether it was killed by SIGKILL, as the system does when memory runs out.
     """
 
     def __init__(self, code: int) -> None:
         """``code`` is the return code of the process; negative for a signal, as in `subprocess`."""
-        self.told = _signal(-code) if code < 0 else f"exit code {code}"
+        self.ending = _signal(-code) if code < 0 else f"exit code {code}"
         self.out_of_memory = code == -signal.SIGKILL
-        super().__init__(self.told)
+        super().__init__(self.ending)
 
 
 def _signal(number: int) -> str:

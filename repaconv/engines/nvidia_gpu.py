@@ -23,8 +23,8 @@ def first_gpu() -> Gpu | None:
     torch = require_module("torch", "torch", "pip install torch")
     if not torch.cuda.is_available():
         return None
-    told = torch.cuda.get_device_properties(0)
-    return Gpu(str(told.name), f"{told.major}.{told.minor}", int(told.total_memory))
+    device = torch.cuda.get_device_properties(0)
+    return Gpu(str(device.name), f"{device.major}.{device.minor}", int(device.total_memory))
 
 
 def require_gpu(engine: str) -> Gpu:
@@ -71,5 +71,5 @@ def batch_of(feeds: Feeds) -> int:
 
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error of a runtime reports a lack of memory."""
-    told = f"{type(error).__name__}: {error}".lower()
-    return any(words in told for words in ("outofmemory", "out of memory", "failed to allocate memory", "bfc_arena"))
+    message = f"{type(error).__name__}: {error}".lower()
+    return any(words in message for words in ("outofmemory", "out of memory", "failed to allocate memory", "bfc_arena"))

@@ -118,8 +118,8 @@ def nodes_on_cpu(events: list[dict[str, Any]]) -> tuple[str, ...]:
 
 def _is_size(event: dict[str, Any]) -> bool:
     """Return whether a node outputs only small integer tensors."""
-    told = event.get("args", {}).get("output_type_shape") or ()
-    outputs = [(kind, shape) for output in told for kind, shape in output.items()]
+    described = event.get("args", {}).get("output_type_shape") or ()
+    outputs = [(kind, shape) for output in described for kind, shape in output.items()]
     return bool(outputs) and all(
         kind.startswith("int") and prod(shape) <= LARGEST_SHAPE_TENSOR for kind, shape in outputs
     )

@@ -281,9 +281,9 @@ WITHOUT_BIAS = "/WithoutBiases"
 def _mean_us(model: Any) -> Iterator[tuple[str, int]]:
     """Yield the layers that were executed, with their mean time over all inferences so far in whole microseconds."""
     for layer in model.get_runtime_model().get_ordered_ops():
-        told = str(layer.get_rt_info()["execTimeMcs"].value) if "execTimeMcs" in layer.get_rt_info() else ""
-        if told.isdigit():
-            yield layer.get_friendly_name(), int(told)
+        text = str(layer.get_rt_info()["execTimeMcs"].value) if "execTimeMcs" in layer.get_rt_info() else ""
+        if text.isdigit():
+            yield layer.get_friendly_name(), int(text)
 
 
 def _executed(

@@ -71,9 +71,9 @@ def _open(name: str, deployable: Deployable, spec: SessionSpec) -> None:
 def _key(name: str, version: str, deployable: Deployable, spec: SessionSpec) -> str:
     """Hash everything that decides whether a model loads. External weights do not: the structure is in the graph."""
     content = sha256_of_bytes(deployable) if isinstance(deployable, bytes) else sha256_of(deployable)
-    told = [name, version, _cpu(), content, str(replace(spec, weights=None)), _own_version()]
-    told += [f"{variable}={value}" for variable, value in sorted(os.environ.items()) if variable.startswith("ONEDNN_")]
-    return sha256_of_bytes("\n".join(told).encode())
+    parts = [name, version, _cpu(), content, str(replace(spec, weights=None)), _own_version()]
+    parts += [f"{variable}={value}" for variable, value in sorted(os.environ.items()) if variable.startswith("ONEDNN_")]
+    return sha256_of_bytes("\n".join(parts).encode())
 
 
 def _records(name: str, version: str) -> Path:
@@ -106,12 +106,13 @@ def _crashed(runtime: str, deployable: Any, crash: crash_guard.NativeCrash) -> E
     where = str(deployable) if isinstance(deployable, Path) else "the model"
     if crash.out_of_memory:
         return EnvironmentProblem(
-            f"the system killed {runtime} while it loaded {where} ({crash.told}): there is probably not enough memory.",
+            f"the system killed {runtime} while it loaded {where} ({crash.ending}): "
+            "there is probably not enough memory.",
             hint="Free memory, or run it on a machine with more.",
             code="environment.memory",
         )
     return EnvironmentProblem(
-        f"{runtime} crashes when it loads {where} ({crash.told}).",
+        f"{runtime} crashes when it loads {where} ({crash.ending}).",
         hint="It was tried in a separate process. Choose another --target, export the run in another --preset, e.g. "
         "official, or install another version of the runtime.",
         code="runtime.crash",

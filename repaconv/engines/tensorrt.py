@@ -42,7 +42,7 @@ class PolygraphySession:
         self._runner = runner
         runner.activate()
         taken = runner.get_input_metadata(use_numpy_dtypes=False)
-        self.inputs = tuple(Port(name, _shape(told.shape), told.dtype.name) for name, told in taken.items())
+        self.inputs = tuple(Port(name, _shape(port.shape), port.dtype.name) for name, port in taken.items())
         self.outputs, self.options = outputs, dict[str, str]()
 
     def run(self, feeds: Feeds) -> dict[str, Array]:

@@ -98,8 +98,8 @@ class TrtSession:
     def _layers(self) -> Mapping[str, Any]:
         """Return the layer information of the engine inspector."""
         inspector = self._engine.create_engine_inspector()
-        told = json.loads(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON) or "{}")
-        return {"Layers": [], **(told if isinstance(told, dict) else {})}
+        information = json.loads(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON) or "{}")
+        return {"Layers": [], **(information if isinstance(information, dict) else {})}
 
     def _port(self, name: str) -> Port:
         kind = str(self._engine.get_tensor_dtype(name)).rpartition(".")[2]

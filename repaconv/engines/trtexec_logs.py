@@ -145,8 +145,8 @@ def _type_of(layer: Mapping[str, Any]) -> str:
         return _named(str(weights["Type"]))
     for tensor in layer.get("Inputs") or ():
         if isinstance(tensor, Mapping):
-            told = next((tensor[key] for key in ("Datatype", "DataType", "Format/Datatype") if key in tensor), "")
-            if kind := _named(str(told)):
+            text = next((tensor[key] for key in ("Datatype", "DataType", "Format/Datatype") if key in tensor), "")
+            if kind := _named(str(text)):
                 return kind
     return ""
 

@@ -20,14 +20,14 @@ def random_operators(model: onnx.ModelProto) -> list[str]:
     """
     nodes = list(model.graph.node)
     found = {place: name for place, node in enumerate(nodes) if (name := next(_random(model, [node]), ""))}
-    read, told = {value.name for value in model.graph.output}, list[str]()
+    read, names = {value.name for value in model.graph.output}, list[str]()
     for place, node in reversed(list(enumerate(nodes)) if found else []):
         if read.isdisjoint(node.output):
             continue
         read.update(names_read(node))
         if place in found:
-            told.append(found[place])
-    return told[::-1]
+            names.append(found[place])
+    return names[::-1]
 
 
 def _random(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:

@@ -49,10 +49,10 @@ def name_sizes(model: ir.Model) -> None:
     words = {word for name in names for word in WORD.findall(name)}
     for value in (value for node in model.graph for value in node.outputs):
         if value.shape is not None and any(map(is_dynamic, sizes(value) or ())):
-            value.shape = ir.Shape([_told(dim, names, words) for dim in value.shape])
+            value.shape = ir.Shape([_size_text(dim, names, words) for dim in value.shape])
 
 
-def _told(dim: int | ir.SymbolicDim, names: Collection[str], words: Collection[str]) -> int | str | None:
+def _size_text(dim: int | ir.SymbolicDim, names: Collection[str], words: Collection[str]) -> int | str | None:
     """Return what a file says of a dimension in terms of the inputs' names; None if it says nothing that is known."""
     if isinstance(dim, int):
         return dim
@@ -95,8 +95,8 @@ def infer(model: ir.Model, *, only_new: bool = False) -> None:
     """
     known = Integers()
     for node in model.graph:
-        told = all(value.shape is not None and value.dtype is not None for value in node.outputs)
-        infer_node(known, node, model.graph.opset_imports.get("", 18), anew=not (only_new and told))
+        is_known = all(value.shape is not None and value.dtype is not None for value in node.outputs)
+        infer_node(known, node, model.graph.opset_imports.get("", 18), anew=not (only_new and is_known))
 
 
 def infer_node(known: Integers, node: ir.Node, opset: int, *, anew: bool = True) -> None:
@@ -136,10 +136,10 @@ def _infer(known: Integers, node: ir.Node, opset: int) -> None:
     data = tuple(_entries(known, value) for value in node.inputs)
     attributes = tuple(ir.serde.serialize_attribute(entry).SerializeToString() for entry in node.attributes.values())
     found = _infer_with_onnx(node.op_type, opset, attributes, kinds, data, len(node.outputs))
-    for value, told in zip(node.outputs, found, strict=True):
-        if told is None:
+    for value, inferred in zip(node.outputs, found, strict=True):
+        if inferred is None:
             continue
-        kind, dims = told
+        kind, dims = inferred
         if value.shape is not None and len(value.shape) != len(dims):
             value.shape = None
         set_shape(value, [_inferred(dim, value, axis) for axis, dim in enumerate(dims)])
@@ -190,11 +190,11 @@ def _infer_with_onnx(
     return tuple(_kind_of(found.get(name)) for name in node.output)
 
 
-def _kind_of(told: onnx.TypeProto | None) -> Kind | None:
-    if told is None or not told.HasField("tensor_type") or not told.tensor_type.HasField("shape"):
+def _kind_of(type_proto: onnx.TypeProto | None) -> Kind | None:
+    if type_proto is None or not type_proto.HasField("tensor_type") or not type_proto.tensor_type.HasField("shape"):
         return None
-    dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in told.tensor_type.shape.dim)
-    return told.tensor_type.elem_type, tuple(dims)
+    dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in type_proto.tensor_type.shape.dim)
+    return type_proto.tensor_type.elem_type, tuple(dims)
 
 
 def _dims(value: ir.Value) -> Dims:

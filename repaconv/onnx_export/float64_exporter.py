@@ -43,10 +43,10 @@ def network_to_onnx(
     Raises:
         Refused: If all fail, with their messages.
     """
-    told = []
+    failures = []
     moved = _reassigned_weight(module, shape)
     if moved:
-        told.append(f"{NEW}: it would crash, because the network's forward assigns {moved}.data")
+        failures.append(f"{NEW}: it would crash, because the network's forward assigns {moved}.data")
     for name, export, free, attention in (
         (NEW, _new, True, nullcontext),
         (NEW, _new, False, nullcontext),
@@ -61,9 +61,9 @@ def network_to_onnx(
                 warnings.simplefilter("ignore")
                 return export(module, shape, input_name, outputs, free), name
         except Exception as error:  # the exporters raise errors of many classes
-            told.append(f"{name}: {first_line(root_cause(error))}")
+            failures.append(f"{name}: {first_line(root_cause(error))}")
     raise Refused(
-        f"torch does not write this network as ONNX ({'; '.join(dict.fromkeys(told))}).",
+        f"torch does not write this network as ONNX ({'; '.join(dict.fromkeys(failures))}).",
         hint="Export it yourself, and fold the graph: repaconv fold model.onnx.",
         code="export.operator",
     )

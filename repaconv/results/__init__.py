@@ -36,6 +36,8 @@ from repaconv.results.convert import Pace as Pace
 from repaconv.results.convert import Raced as Raced
 from repaconv.results.convert import ScoreArtefact as ScoreArtefact
 from repaconv.results.convert import Share as Share
+from repaconv.results.convert import SpeedTarget as SpeedTarget
+from repaconv.results.convert import SpeedTrial as SpeedTrial
 from repaconv.results.convert import Trade as Trade
 from repaconv.results.convert import Tried as Tried
 from repaconv.results.export import ExportArtefact as ExportArtefact

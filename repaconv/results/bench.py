@@ -32,11 +32,13 @@ class MeasuredModel(Record):
         return bool(known) and (self.kind, self.counts) != (than.kind, than.counts)
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """Description in words."""
         return ", ".join(
             [self.kind or "a model", *(f"{count:,.0f} {name}" for name, count in sorted(self.counts.items()))]
         )
+
+    told = text  # the former name, until repaconv 0.3.0
 
 
 class Baseline(Record):
@@ -215,7 +217,7 @@ class Ratio(Record):
     def _about(self) -> str:
         return f"{self.verdict} (about {self.median:.1f}x)"
 
-    def told(self, subject: str = "", other: str = "") -> str:
+    def text(self, subject: str = "", other: str = "") -> str:
         """It as a sentence without its full stop, which claims no more than was shown.
 
         Args:
@@ -228,6 +230,8 @@ class Ratio(Record):
         if self.verdict == "no difference shown":
             return f"{subject} against {other}: {self.verdict} (ratio {self.median:.3f}, {self.interval})"
         return f"{subject}: speedup {self.median:.3f} over {other} ({self.interval}): {self.verdict}"
+
+    told = text  # the former name, until repaconv 0.3.0
 
 
 class Quality(Record):
@@ -551,7 +555,7 @@ class BenchArtefact(Artefact):
         """The ratio in words, with the precision of both models; empty if there is only one."""
         named = {row.name: f"{row.name} ({row.precision})" if row.precision else row.name for row in self.latencies}
         found = self.ratio
-        return found.told(named.get(found.subject, ""), named.get(found.other, "")) if found else ""
+        return found.text(named.get(found.subject, ""), named.get(found.other, "")) if found else ""
 
 
 # --- Results of ``bench --objective throughput``: images per second of several concurrent inferences.
@@ -650,7 +654,7 @@ class ThroughputArtefact(Artefact):
 def _many(found: Ratio, subject: str, other: str) -> str:
     subject, other = subject or found.subject, other or found.other
     if not found.conclusive:
-        return found.told(subject, other)
+        return found.text(subject, other)
     return f"{subject} has {found.median:.3f} times the throughput of {other} ({found.interval})"
 
 

@@ -134,7 +134,7 @@ class Tried(Record):
     within: bool | None = None
 
 
-class Raced(Record):
+class SpeedTrial(Record):
     """A conversion whose speedup over the original network was measured.
 
     Attributes:
@@ -153,7 +153,7 @@ class Raced(Record):
     speed: Ratio
 
 
-class Pace(Record):
+class SpeedTarget(Record):
     """The result of ``--speedup``: the speedup that was asked for, and the conversions measured to reach it.
 
     Attributes:
@@ -169,14 +169,20 @@ class Pace(Record):
     target: str
     wanted: float
     reached: Ratio
-    speed_trials: tuple[Raced, ...]
+    speed_trials: tuple[SpeedTrial, ...]
     machine: str
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """Description of the speedup that was reached."""
-        reached = self.reached.told("converted", "before")
+        reached = self.reached.text("converted", "before")
         return f"{reached}, on {self.target}; a speedup of {self.wanted:g} was asked for: {self.machine}"
+
+    told = text  # the former name, until repaconv 0.3.0
+
+
+Pace, Raced = SpeedTarget, SpeedTrial
+"""Former names, until repaconv 0.3.0; they give no warning, because `repaconv.core` imports this package."""
 
 
 class Trade(Record):
@@ -191,8 +197,8 @@ class Trade(Record):
     """
 
     target: str
-    taken: Raced
-    others: tuple[Raced, ...]
+    taken: SpeedTrial
+    others: tuple[SpeedTrial, ...]
     machine: str
 
 
@@ -276,7 +282,7 @@ class ConvertArtefact(Artefact):
     max_disagreement: float | None = None
     max_accuracy_drop: float | None = None
     description: str = ""
-    speed_target: Pace | None = None
+    speed_target: SpeedTarget | None = None
     trade: Trade | None = None
     evaluation: Link
     payload: Payload | None

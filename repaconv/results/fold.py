@@ -252,8 +252,8 @@ class MethodFold(FoldArtefact):
     def done(self) -> str:
         """How many parts, how exactly, and what was allowed more."""
         largest = max((step.max_rel_error for step in self.certificate), default=0.0)
-        told = f"{len(self.certificate)} parts of {self.method} folded, each within {largest:.1e} (float64)"
-        return told + "".join(f"; {step.module}: {step.reason}" for step in self.certificate if step.reason)
+        text = f"{len(self.certificate)} parts of {self.method} folded, each within {largest:.1e} (float64)"
+        return text + "".join(f"; {step.module}: {step.reason}" for step in self.certificate if step.reason)
 
 
 class GraphFold(FoldArtefact):
@@ -401,8 +401,8 @@ class NetworkFold(GraphFold):
     @property
     def unchanged(self) -> str:
         """Why the graph is unchanged; the exporter may have folded all BatchNorms. Empty if something was folded."""
-        told = self.exporting.description if self.exporting else ""
-        return f"nothing more to fold: {told}" if told and super().unchanged == NOTHING_TO_FOLD else super().unchanged
+        text = self.exporting.description if self.exporting else ""
+        return f"nothing more to fold: {text}" if text and super().unchanged == NOTHING_TO_FOLD else super().unchanged
 
     @property
     def description(self) -> str:

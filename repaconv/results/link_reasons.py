@@ -72,23 +72,23 @@ def verdict_for(reason: Reason) -> Verdict:
 
 def sentence(reason: Reason, figures: Figures) -> str:
     """Reason and figures in words; empty where the verdict and the metrics say all."""
-    has, told = figures, [": ".join(filter(None, [PHRASES[reason], figures.detail]))]
+    has, parts = figures, [": ".join(filter(None, [PHRASES[reason], figures.detail]))]
     if has.different:
         by = "" if has.error is None else f", by up to {has.error:.1e}{' of their neighbors' * (has.unit == 'numbers')}"
-        told.append(f"{has.different} of {has.compared} {has.unit} differ{by}")
+        parts.append(f"{has.different} of {has.compared} {has.unit} differ{by}")
     if has.left_out:
         share = f"{has.left_out} of {has.compared} {has.unit} ({has.left_out / (has.compared or 1):.0%})"
-        told.append(f"{share} depend on rounding and were left out")
+        parts.append(f"{share} depend on rounding and were left out")
     if has.explained:
-        told.append(f"{has.explained} of {has.compared} {has.unit} explained by {has.arithmetic} rounding")
+        parts.append(f"{has.explained} of {has.compared} {has.unit} explained by {has.arithmetic} rounding")
     if has.rounding is not None:
         allowed = f" (allowed: {has.factor:g} times)" if has.factor else ""
-        told.append(f"rounding moves the original network by {has.rounding:.0e}{allowed}")
+        parts.append(f"rounding moves the original network by {has.rounding:.0e}{allowed}")
     if has.error_in_float64 is not None:
-        told.append(f"computed in float64, the candidate is off by {has.error_in_float64:.0e}")
+        parts.append(f"computed in float64, the candidate is off by {has.error_in_float64:.0e}")
     if has.unfused:
-        told.append(f"on {has.unfused} probes without ONNX Runtime's own fusions, whose result is not finite")
-    return "; ".join(filter(None, told))
+        parts.append(f"on {has.unfused} probes without ONNX Runtime's own fusions, whose result is not finite")
+    return "; ".join(filter(None, parts))
 
 
 # --- Results of versions that had no reasons. Only the reader of old files looks into words.

@@ -198,9 +198,11 @@ class ClassScores(Record):
     assumed: bool = False
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """Which output it is, by its shape."""
         return f"{self.output!r} [N, {self.classes}]"
+
+    told = text  # the former name, until repaconv 0.3.0
 
 
 class ImageSet(Record):
@@ -456,10 +458,12 @@ class TaskMetric(Record):
             return True
         return self.value <= self.limit if self.unit == "error" else self.value >= self.limit
 
-    def told(self, value: float | None = None) -> str:
+    def text(self, value: float | None = None) -> str:
         """A value of this metric with its unit, its own if none is given."""
         number = self.value if value is None else value
         return f"{number:.1f} dB" if self.unit == "dB" else f"{number:.1%}"
+
+    told = text  # the former name, until repaconv 0.3.0
 
 
 class TaskAccuracy(Record):
@@ -517,8 +521,8 @@ class TaskResult(Record):
     @property
     def description(self) -> str:
         """All metrics, each with its limit."""
-        limits = {metric.name: f" (limit {metric.told(metric.limit)})" for metric in self.metrics if metric.limit}
-        return ", ".join(f"{metric.name} {metric.told()}{limits.get(metric.name, '')}" for metric in self.metrics)
+        limits = {metric.name: f" (limit {metric.text(metric.limit)})" for metric in self.metrics if metric.limit}
+        return ", ".join(f"{metric.name} {metric.text()}{limits.get(metric.name, '')}" for metric in self.metrics)
 
 
 class Drift(Record):
@@ -712,11 +716,12 @@ def outputs_text(links: Sequence[Link]) -> str:
     verdicts = Counter(link.verdict for link in links)
     why = Counter(PHRASES[link.reason] or link.figures.detail for link in links if link.verdict == "not verified")
     reasons = [f"{count}: {reason}" if len(why) > 1 else reason for reason, count in why.most_common() if reason]
-    told = [f"{verdicts['passed']} of {len(links)} outputs passed"]
-    told += [f"{verdicts['failed']} failed"] if verdicts["failed"] else []
-    open_ones = verdicts["not verified"]
-    told += [f"{open_ones} not verified ({', '.join(reasons)})" if reasons else f"{open_ones} not verified"] * bool(why)
-    return ", ".join(told)
+    parts = [f"{verdicts['passed']} of {len(links)} outputs passed"]
+    parts += [f"{verdicts['failed']} failed"] if verdicts["failed"] else []
+    unverified = verdicts["not verified"]
+    because = f" ({', '.join(reasons)})" if reasons else ""
+    parts += [f"{unverified} not verified{because}"] if why else []
+    return ", ".join(parts)
 
 
 outputs_told = outputs_text

@@ -152,8 +152,8 @@ class Report(Artefact):
             return ""
         verdicts = Counter(link.verdict for link in links)
         names = dict.fromkeys(link.variant or "default" for link in links)
-        told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-        return f"{len(links)} links of exports that were neither built nor measured ({', '.join(names)}): {told}"
+        text = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+        return f"{len(links)} links of exports that were neither built nor measured ({', '.join(names)}): {text}"
 
     others_told = others_text  # the former name, until repaconv 0.3.0
 

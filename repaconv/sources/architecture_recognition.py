@@ -18,7 +18,7 @@ def known_networks(found: Checkpoint) -> tuple[Known, ...]:
     from repaconv.checkpoints.architecture_index import matches
 
     near = matches({name: tuple(tensor.shape) for name, tensor in found.tensors.items()})
-    return tuple(Known(name=one.name, also=one.also, exact=one.exact, differs=one.told) for one in near)
+    return tuple(Known(name=one.name, also=one.also, exact=one.exact, differs=one.differences) for one in near)
 
 
 def recognised(found: Checkpoint, unknown: Refused) -> Known:

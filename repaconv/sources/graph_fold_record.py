@@ -87,7 +87,7 @@ def measured_properties(source: Path, given: Evaluated, folded: Evaluated) -> Gr
     call = found.call(model, 0)
     usual = next((probe for probe in found.plain if shapes_of(probe) == shapes_of(call)), call)
     calls = {found.gain: usual} | found.calls_of_other_gains(model)
-    told, rounded, gain, doubt = _float64_rounding_error(given, folded, calls)
+    evaluator, rounded, gain, doubt = _float64_rounding_error(given, folded, calls)
     size, any_size, batch, names = _image_properties(model, found)
     if batch == "dynamic" and given.sample is None and found.usual[names["batch"]] == found.other[names["batch"]]:
         batch = found.usual[names["batch"]]  # no other runs, whatever the graph declares
@@ -99,7 +99,7 @@ def measured_properties(source: Path, given: Evaluated, folded: Evaluated) -> Gr
     size = None if not rows and batch not in ("dynamic", 1) else size
     if isinstance(batch, int) and batch > 1 and not any(_row_count(out) == batch for out in given.run(usual).values()):
         batch = 1  # no output has this first axis, so it is not a batch: e.g. the channels of one image [3, H, W]
-    allowed, why = _tolerances(model, rounded, "" if told else doubt or "the graph does not run in float64")
+    allowed, why = _tolerances(model, rounded, "" if evaluator else doubt or "the graph does not run in float64")
     return GraphProperties(
         image_size=size,
         any_image_size=any_size,
@@ -108,7 +108,7 @@ def measured_properties(source: Path, given: Evaluated, folded: Evaluated) -> Gr
         sizes=Sizes(usual=found.usual, other=found.other, gain=gain, below=found.below, held=dict(found.held), **names),
         tolerances=allowed,
         tolerance_reasons=why,
-        float64=told,
+        float64=evaluator,
         structure=structure_of(folded.model),
         widths=_output_widths(ran) if rows and size is not None else {},
     )
@@ -135,7 +135,7 @@ def _float64_rounding_error(
         try:
             right = given.truth(call)
             if has_discrete_decision(given.model):
-                return given.float64.told, 0.0, usual, ""
+                return given.float64.evaluator, 0.0, usual, ""
             errors[gain] = _rounding_error(right, given.run(call), folded.run(call))
             if ROUNDING_SAFETY * errors[gain] > limit:  # a fusion of the runtime may be the cause
                 written = 0.0
@@ -152,7 +152,7 @@ def _float64_rounding_error(
     if errors.get(best, inf) == inf:
         return "", 0.0, usual, ""
     error, gain = (errors[best], best) if errors[best] <= LARGEST_RELIABLE_ROUNDING else (0.0, usual)
-    return given.float64.told, error, gain, ""
+    return given.float64.evaluator, error, gain, ""
 
 
 def _doubt(given: Evaluated, call: Feeds) -> str:
@@ -192,9 +192,9 @@ def _tolerances(model: onnx.ModelProto, rounded: float, undoubled: str) -> tuple
     why = {link: [*reasons] for link in usual}
     if undoubled:
         why["fold"].insert(0, f"compared in FP32, since {undoubled}")
-    told = {link: "; ".join(filter(None, reasons)) for link, reasons in why.items()}
+    sentences = {link: "; ".join(filter(None, reasons)) for link, reasons in why.items()}
     return {link: min(worse * value, LARGEST_RTOL) for link, value in usual.items()}, {
-        link: reason for link, reason in told.items() if reason
+        link: reason for link, reason in sentences.items() if reason
     }
 
 
@@ -208,7 +208,7 @@ def _image_properties(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize 
     names = [dim if isinstance(dim, str) else f"{first.name}[{axis}]" for axis, dim in enumerate(first.shape)]
     free = bool(first.shape) and not isinstance(first.shape[0], int) and found.other.get(names[0], 1) > 1
     batch: Batch = "dynamic" if free else first.shape[0] if first.shape and isinstance(first.shape[0], int) else 1
-    told = {"batch": names[0] if first.shape and not isinstance(first.shape[0], int) else ""}
+    dimensions = {"batch": names[0] if first.shape and not isinstance(first.shape[0], int) else ""}
     sides = first.shape[2:]
     fixed = [isinstance(side, int) for side in sides]
     floats = first.dtype in ("float32", "float16", "float64")
@@ -221,11 +221,11 @@ def _image_properties(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize 
         # Images in the layout [B, H, W, C].
         or (first.shape[1] not in IMAGE_CHANNELS and first.shape[3] in IMAGE_CHANNELS)
     ):
-        return None, False, batch, told
+        return None, False, batch, dimensions
     height, width = (
         side if isinstance(side, int) else found.usual[n] for side, n in zip(sides, names[2:], strict=True)
     )
-    return (height, width), not fixed[0], batch, {**told, "sides": () if fixed[0] else tuple(names[2:])}
+    return (height, width), not fixed[0], batch, {**dimensions, "sides": () if fixed[0] else tuple(names[2:])}
 
 
 def _has_rows_per_image(model: onnx.ModelProto, batch: Batch, calls: Sequence[tuple[Feeds, Feeds]]) -> bool:

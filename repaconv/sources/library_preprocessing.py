@@ -237,5 +237,5 @@ def own_channels(config: Mapping[str, Any]) -> int | None:
 
 def _config_value(config: Mapping[str, Any], name: str) -> Any:
     towers = (config.get(tower) for tower in TOWERS)
-    told = (part[name] for part in (config, *towers) if isinstance(part, Mapping) and part.get(name))
-    return next(told, None)
+    found = (part[name] for part in (config, *towers) if isinstance(part, Mapping) and part.get(name))
+    return next(found, None)

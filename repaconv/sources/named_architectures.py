@@ -446,9 +446,9 @@ def _require_same(arch: Architecture, module: nn.Module, weights: Mapping[str, T
 
 def _require_none(arch: Architecture, mismatches: list[tuple[str, list[str]]]) -> None:
     """Refuse weights with such tensors, which are given by kind of mismatch."""
-    if told := [f"{what}: {first_names(names, LARGEST_TOLD)}" for what, names in mismatches if names]:
+    if differences := [f"{what}: {first_names(names, LARGEST_TOLD)}" for what, names in mismatches if names]:
         raise Refused(
-            f"these are not the weights of {arch.name}: {'; '.join(told)}.",
+            f"these are not the weights of {arch.name}: {'; '.join(differences)}.",
             hint="Name the architecture that was trained, with --arch; --weights takes another set of the file.",
             code="arch.weights",
         )

@@ -367,8 +367,8 @@ class OnnxSource:
             self._require_runs(height, width)
             return
         size = self.folded.image_size
-        told = f"takes images of {size[0]}x{size[1]} pixels only" if size else "does not take one input of images"
-        raise UsageProblem(f"this graph {told}.", hint="Leave --image-size out.", code="image-size")
+        text = f"takes images of {size[0]}x{size[1]} pixels only" if size else "does not take one input of images"
+        raise UsageProblem(f"this graph {text}.", hint="Leave --image-size out.", code="image-size")
 
     def _require_runs(self, height: int, width: int) -> None:
         count = self.folded.batch if isinstance(self.folded.batch, int) else 1

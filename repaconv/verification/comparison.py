@@ -520,7 +520,7 @@ class _Output:
         found = self.kind.outcome()
         reason, allowed = self._reason(found), self.owner.allowed
         nothing = reason in ("rounding_decides", "rounding_too_large", "discrete_in_low_precision", "not_comparable")
-        told = Figures(detail=self.doubt) if reason == "not_comparable" and self.doubt else found.tally.figures
+        described = Figures(detail=self.doubt) if reason == "not_comparable" and self.doubt else found.tally.figures
         words = ""
         if allowed.kind == "lossy" and isinstance(self.kind, Reals) and verdict_for(reason) != "not verified":
             evaluated = self.owner.evaluation.task if self.owner.evaluation else None
@@ -529,7 +529,7 @@ class _Output:
             allowed = with_explained_limit(allowed, found.metrics)
         return Link.concluded(
             reason,
-            figures=told.model_copy(update=figures),
+            figures=described.model_copy(update=figures),
             note="; ".join(filter(None, [words, note])),
             tolerance=None if nothing else allowed,
             metrics=None if nothing else found.metrics,

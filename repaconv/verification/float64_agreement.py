@@ -101,7 +101,7 @@ def differing_operators(model: onnx.ModelProto, float64: Float64, *calls: Feeds)
                     inferences = inferences[: number + 1]
                     break
         runtime.pieces[place].close()
-    differing = next(filter(None, (inference.told() for inference in inferences)), "")
+    differing = next(filter(None, (inference.description() for inference in inferences)), "")
     if not differing:
         float64.agreed.update(map(key_of, calls))
     return differing
@@ -131,7 +131,7 @@ class _Inference:
                 self._error, self._values, self._between = not_compared(error), {}, {}
         return not (self._error or self._differing)
 
-    def told(self) -> str:
+    def description(self) -> str:
         """Description of the differing operators; empty if all operators agree."""
         if self._error:
             return self._error

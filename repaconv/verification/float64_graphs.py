@@ -43,7 +43,7 @@ class Float64:
     """A graph that is evaluated in float64, with at most one copy of its weights.
 
     Attributes:
-        told: A description of the evaluator.
+        evaluator: A description of the evaluator.
         reference: onnx's reference implementation; None where ONNX Runtime evaluates the graph.
         agreed: Keys of the inputs on which `repaconv.verification.float64_agreement.differing_operators` found none.
     """
@@ -61,7 +61,7 @@ class Float64:
                 session = _session(model, weights)
         self.reference = ReferenceEvaluation(model, weights) if session is None else None
         self.agreed = set[bytes]()
-        self.told = REFERENCE if session is None else RUNTIME
+        self.evaluator = REFERENCE if session is None else RUNTIME
         self._run: Callable[[Feeds], Mapping[str, Any]] = (session or self.reference).run  # type: ignore[union-attr]
 
     def run(self, feeds: Feeds) -> dict[str, Any]:

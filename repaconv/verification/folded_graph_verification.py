@@ -322,9 +322,9 @@ class _GraphComparison:
             found |= self._by_jitter(_differing_outputs(found))
             found |= self._in_float64(_differing_outputs(found), _constant_outputs(found))
         else:
-            told = self._in_float64(_differing_outputs(found), _constant_outputs(found))
-            found |= told
-            found |= self._by_jitter(_differing_outputs(found) - told.keys())
+            in_float64 = self._in_float64(_differing_outputs(found), _constant_outputs(found))
+            found |= in_float64
+            found |= self._by_jitter(_differing_outputs(found) - in_float64.keys())
         doubted = _differing_outputs(found) if self.doubt else set()
         return tuple(link.noted(self.doubt) if output in doubted else link for output, link in found.items())
 
@@ -340,7 +340,7 @@ class _GraphComparison:
         return Comparison(self.labels[1], allowed, None, scale=scale, fixed=fixed, vague=vague, channels=channels)
 
     def _by_output(self, found: Comparison) -> dict[str, Link]:
-        return dict(zip(found.outputs, found.links(self.name, self.labels[0], self.probes.told), strict=True))
+        return dict(zip(found.outputs, found.links(self.name, self.labels[0], self.probes.description), strict=True))
 
     def _by_jitter(self, doubted: Collection[str]) -> dict[str, Link]:
         """Compare the doubted outputs, allowing as much as moved weights and inputs move the original graph."""
@@ -367,7 +367,7 @@ class _GraphComparison:
     def _inputs_text(self) -> str:
         """Describe the inputs, and how many of them are evaluated in float64."""
         others = f"in float64 for {len(self.chosen)} of {len(self.probes.feeds)} inputs" if self._others else ""
-        return "; ".join(filter(None, [others, self.probes.told]))
+        return "; ".join(filter(None, [others, self.probes.description]))
 
     def _inputs_for_float64(self, differ: Collection[str], constant: Collection[str]) -> Sequence[Feeds]:
         """Return the smallest input, and the inputs for which FP32 does not show that the outputs are equal.
@@ -395,11 +395,11 @@ class _GraphComparison:
         if self.name != "onnx" or not (differ or constant):
             return {}
         self.chosen = self._inputs_for_float64(differ, constant)
-        told = self._links_in_float64(differ, constant)
-        if self._others and not self.doubt and not all(_is_equal(told.get(output)) for output in differ):
+        in_float64 = self._links_in_float64(differ, constant)
+        if self._others and not self.doubt and not all(_is_equal(in_float64.get(output)) for output in differ):
             self.chosen = self.probes.feeds
-            told = self._links_in_float64(differ, constant)
-        return told
+            in_float64 = self._links_in_float64(differ, constant)
+        return in_float64
 
     def _links_in_float64(self, differ: Collection[str], constant: Collection[str]) -> dict[str, Link]:
         """Return the same links, for the chosen inputs only."""
@@ -639,7 +639,7 @@ class _GraphComparison:
             return None
         names = {"name": self.name, "reference": f"{self.labels[0]}, float64", "candidate": self.labels[1]}
         figures = Figures(error_in_float64=off / moves)
-        return Link.concluded("equal_in_float64", figures=figures, note=self.probes.told, **names)
+        return Link.concluded("equal_in_float64", figures=figures, note=self.probes.description, **names)
 
 
 class _Call(NamedTuple):

@@ -409,8 +409,8 @@ def npz_calls(
     )
     calls = f"{rows} calls of one row" if rows > 1 else "one call"
     name = f"{path.name} ({calls}{'; not used: ' if unused else ''}{unused})"
-    told = "" if classes is None else f"labels of {path.name}"
-    return Inputs(name, (rows,), piece, ", ".join(recorded), told, whole=True, labeled=classes is not None)
+    text = "" if classes is None else f"labels of {path.name}"
+    return Inputs(name, (rows,), piece, ", ".join(recorded), text, whole=True, labeled=classes is not None)
 
 
 def _converted(path: Path, port: Port, array: NDArray[Any]) -> NDArray[Any]:

@@ -218,7 +218,7 @@ def _require_matching_types(path: Path, model: onnx.ModelProto) -> None:
     kernel for, or that take no half precision in the opset of the graph, are no reason to refuse it.
     """
     why = _checker_error_if_unloadable(model) if _has_half_precision(model) else ""
-    if any(told in why for told in MIXED_TYPES):
+    if any(phrase in why for phrase in MIXED_TYPES):
         raise Refused(
             f"{path} is not valid ONNX: {why}; ONNX Runtime does not load it either.",
             hint="Export it again in one precision, or with a Cast where two of them meet.",

@@ -272,7 +272,7 @@ class Search:
         outputs = self.run(feeds).items()
         return {name: out for name, out in outputs if isinstance(out, np.ndarray) and out.dtype.kind == "f"}
 
-    def told(self, found: list[Sizes]) -> str:
+    def description(self, found: list[Sizes]) -> str:
         """Describe which dynamic dimensions were varied and which were not."""
         values = {name: sorted({sizes[name] for sizes in found}) for name in self.kinds}
         varied = [f"{name} {', '.join(map(str, some))}" for name, some in values.items() if len(some) > 1]
@@ -321,7 +321,7 @@ class Probes:
     Attributes:
         plain: Inputs by name, one call per assignment of sizes.
         more: Makes further probes; it runs the graph, which takes time.
-        told: A description of the probes.
+        description: A description of the probes.
         usual: Sizes of the dynamic dimensions in ordinary use.
         other: Sizes of the dynamic dimensions in the first probe.
         gain: Factor on normally distributed inputs at which no output overflows.
@@ -332,7 +332,7 @@ class Probes:
 
     plain: tuple[dict[str, Array], ...]
     more: Callable[[], tuple[dict[str, Array], ...]] = field(repr=False)
-    told: str
+    description: str
     usual: Sizes
     other: Sizes
     gain: float
@@ -392,7 +392,7 @@ def probes(
             still, usually = _integer_outputs(model) - input_independent_outputs(model), search.usual_sizes(found)
             plain = tuple(search.random_call(sizes, seed, gain) for seed, sizes in enumerate(found))
             more = partial(search.more, plain, found, gain, still)
-            return Probes(plain, more, search.told(found), usually, found[0], gain, below, len(found))
+            return Probes(plain, more, search.description(found), usually, found[0], gain, below, len(found))
     why = Unrunnable(search.problem, [one.name for one in inputs], _suspects(model, inputs, search.problem))
     raise why from search.cause
 
@@ -429,8 +429,8 @@ def _probes_from_sample(
     gain, still = search.gain(sizes), _integer_outputs(model) - input_independent_outputs(model)
     plain = (first, *(search.random_call(sizes, seed, gain) for seed in (1, 2)))
     more = partial(search.more, plain, [sizes], gain, still)
-    told = "ONNX Runtime, the sample that was given, and random inputs of its sizes"
-    return Probes(plain, more, told, sizes, sizes, gain, INTEGER_BOUNDS[-1], 1, held)
+    text = "ONNX Runtime, the sample that was given, and random inputs of its sizes"
+    return Probes(plain, more, text, sizes, sizes, gain, INTEGER_BOUNDS[-1], 1, held)
 
 
 def _suspects(model: onnx.ModelProto, inputs: list[Input], problem: str) -> list[str]:

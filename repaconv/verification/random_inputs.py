@@ -86,8 +86,8 @@ class Place:
     def axes(self, place: int) -> list[int]:
         """Return the axes in another input if it is constant, else all axes."""
         every = list(range(len(self.before or ())))
-        told = self.constant(place)
-        return [every[axis] for axis in told] if told is not None else every
+        numbers = self.constant(place)
+        return [every[axis] for axis in numbers] if numbers is not None else every
 
 
 def parameter(at: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:

@@ -72,7 +72,8 @@ def read_original(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Origin
         replace(
             checkpoint,
             tensors=tensors | _identities(tensors),
-            names={names[name]: told for name, told in checkpoint.names.items()} | {n: n for n in _identities(tensors)},
+            names={names[name]: stored for name, stored in checkpoint.names.items()}
+            | {n: n for n in _identities(tensors)},
         ),
         {name: value for name, value in settings.items() if name != "pool_size"},
     )

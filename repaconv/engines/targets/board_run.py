@@ -49,8 +49,8 @@ def main():
     version = version_of(said)
     same = version.split(".")[:2] == bundle["runtime_version"].split(".")[:2]
     if not same and not chosen.any_version:
-        told = (version or "of unknown version", bundle["runtime_version"], bundle["target"])
-        return leave(3, "this trtexec is %s, the bundle is for %s (%s): bundle for this one, or --any-version." % told)
+        words = (version or "of unknown version", bundle["runtime_version"], bundle["target"])
+        return leave(3, "this trtexec is %s, the bundle is for %s (%s): bundle for this one, or --any-version." % words)
     if os.path.exists(chosen.out) and not is_result(chosen.out):
         return leave(2, "%s is there already and is no result: say another place with -o." % chosen.out)
     work = tempfile.mkdtemp(prefix="work-", dir=HERE)
@@ -90,9 +90,9 @@ def run(bundle, content, board, out):
         return leave(5, problem + "; its words are in the result.")
     wrong = False
     for number, output in enumerate(bundle["outputs"]):  # integer outputs are compared on the host
-        told = (output["name"], board.worst(number) if output["real"] else 0.0, bundle["rtol"])
-        print("%s: largest error %.3g of an image's largest number, %.3g allowed for exact engines" % told)
-        wrong = wrong or told[1] != told[1] or (bundle["exact"] and told[1] > bundle["rtol"])
+        found = (output["name"], board.worst(number) if output["real"] else 0.0, bundle["rtol"])
+        print("%s: largest error %.3g of an image's largest number, %.3g allowed for exact engines" % found)
+        wrong = wrong or found[1] != found[1] or (bundle["exact"] and found[1] > bundle["rtol"])
     return leave(1, "the engine does not compute what it should.") if wrong else 0
 
 
@@ -142,8 +142,8 @@ class Board:
     def shapes(self, *options):
         """Return these options with the shapes of inputs that have dynamic dimensions."""
         free = [port for port in self.bundle["inputs"] if port["dynamic"]]
-        told = ",".join("%s:%s" % (quoted(port["name"]), "x".join(map(str, port["shape"]))) for port in free)
-        return [option + told for option in options] if told else []
+        shapes = ",".join("%s:%s" % (quoted(port["name"]), "x".join(map(str, port["shape"]))) for port in free)
+        return [option + shapes for option in options] if shapes else []
 
     def verify(self):
         """Run the recorded inputs through the engine."""

@@ -111,7 +111,7 @@ def _choose_inputs(options: CompareOptions, right: ComparedModel, other: Compare
     source_model = right.source_model or other.source_model
     ports = right.runner.inputs, other.runner.inputs
     if source_model is None and not options.inputs:
-        return _random_inputs(right, coarser([right.told.precision, other.told.precision]))
+        return _random_inputs(right, coarser([right.record.precision, other.record.precision]))
     if source_model is None:
         given = npz_calls(Path(str(options.inputs)), ports[0], (), labels=True)
         return ComparedInputs(given.name, _pairs(given, ports))
@@ -134,7 +134,7 @@ def _evaluation_images(right: ComparedModel, other: ComparedModel, pixels: bool)
     """The images that evaluated the export of a lossy model, or the reason as text why there are none; None if both are
     exact.
     """
-    lossy = next((end for end in (other, right) if end.told.precision != "fp32"), None)
+    lossy = next((end for end in (other, right) if end.record.precision != "fp32"), None)
     if lossy is None:
         return None
     exported = _export_of(lossy)
@@ -151,7 +151,7 @@ def _export_of(end: ComparedModel) -> ExportArtefact | None:
     if end.source_model is None or end.path is None:
         return None
     built = build_of(end.path)
-    sha256 = built.onnx_sha256 if built else end.told.sha256
+    sha256 = built.onnx_sha256 if built else end.record.sha256
     exports = (each.artefact for each in exports_of(end.source_model.run, end.source_model.folded))
     return next((each for each in exports if each.payload.sha256 == sha256), None)
 
@@ -165,7 +165,7 @@ def _random_inputs(right: ComparedModel, low: str) -> ComparedInputs:
     graph = right.path is not None and right.path.suffix == ".onnx"
     if not graph or low != "fp32":
         why = (
-            f"nothing says what {right.told.name} takes"
+            f"nothing says what {right.record.name} takes"
             if not graph
             else f"{low} is lossy, and is evaluated on real inputs"
         )
@@ -176,7 +176,7 @@ def _random_inputs(right: ComparedModel, low: str) -> ComparedInputs:
         found = probes(model, right.runner.run)
     except Unrunnable as problem:
         raise unrunnable(right.path, model, problem) from problem
-    return ComparedInputs(found.told, ((feeds, feeds, None) for feeds in found.feeds))
+    return ComparedInputs(found.description, ((feeds, feeds, None) for feeds in found.feeds))
 
 
 def _compare_outputs(
@@ -187,7 +187,7 @@ def _compare_outputs(
     from repaconv.verification.tolerances import tolerance
 
     source_model = right.source_model or other.source_model
-    low = coarser([right.told.precision, other.told.precision])
+    low = coarser([right.record.precision, other.record.precision])
     link = "agreement" if low == "fp32" else low
     usual: dict[str, Any] = {}
     if source_model:
@@ -205,11 +205,11 @@ def _compare_outputs(
             else:
                 allowed = Tolerance(kind="exact", rtol=options.rtol, rtol_reason="given by --rtol")
             evaluation = evaluation_of(source_model, low, source_model.folded.image_size) if source_model else None
-            compared = Comparison(other.told.name, allowed, scores, evaluation=evaluation)
+            compared = Comparison(other.record.name, allowed, scores, evaluation=evaluation)
         rounding = None if roundings is None or _has_pixels(own) else roundings(own)
         compared.add(got, expected, labels=None if whole else labels, whole=whole, rounding=rounding)
     assert compared is not None
-    links = compared.links("agreement", right.told.name)
+    links = compared.links("agreement", right.record.name)
     if given.gone:
         return tuple(each.because("unsuitable_inputs", given.gone) for each in links)
     return tuple(without_evidence(each, given.no_evidence) for each in links) if given.no_evidence else links
@@ -249,7 +249,7 @@ def _run_model(end: ComparedModel, feeds: Mapping[str, Any]) -> Mapping[str, Any
         return end.runner.run(feeds)
     except Exception as error:  # each runtime raises classes of its own
         raise Refused(
-            f"{end.told.name} does not run on {shapes_text(feeds)}: {describe_exception(error)}.",
+            f"{end.record.name} does not run on {shapes_text(feeds)}: {describe_exception(error)}.",
             hint="It takes inputs of these sizes, so the model itself may be damaged: export it again."
             if _takes(end.runner.inputs, feeds)
             else "Both models must take the same inputs. Give inputs with --inputs x.npz.",
@@ -300,8 +300,8 @@ def _artefact(
         made_by=made_by("torch", "onnxruntime"),
         verdict=verdict_of(links),
         options=options.words(),
-        reference=right.told,
-        candidate=other.told,
+        reference=right.record,
+        candidate=other.record,
         inputs=name,
         links=links,
         measured=measured,

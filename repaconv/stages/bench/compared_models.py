@@ -32,13 +32,13 @@ class ComparedModel(NamedTuple):
         path: Its graph or engine file; None if it runs in torch.
         runner: Runs it.
         source_model: The source model of the run that it belongs to; None if it belongs to none.
-        told: Its description in the result.
+        record: Its description in the result.
     """
 
     path: Path | None
     runner: FixedBatch
     source_model: SourceModel | None
-    told: ComparedEnd
+    record: ComparedEnd
 
 
 def open_for_comparison(given: Path, device: Target, threads: int) -> ComparedModel:
@@ -70,14 +70,14 @@ def _open_run(folder: Path, device: Target, threads: int) -> ComparedModel:
         plainest = next((each for each in exact if each.target == device.name), exact[0])
         return _open_file(run_folder.onnx_model_of(run, plainest), device, threads)
     source_model = source_model_of(run)
-    told = ComparedEnd(
+    record = ComparedEnd(
         name=f"{folder}, as folded",
         engine="torch",
         precision="fp32",
         sha256=folded.payload.sha256,
         bytes=folded.payload.bytes,
     )
-    return ComparedModel(None, FixedBatch(_TorchRunner(source_model, source_model.stored), None), source_model, told)
+    return ComparedModel(None, FixedBatch(_TorchRunner(source_model, source_model.stored), None), source_model, record)
 
 
 def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
@@ -91,7 +91,7 @@ def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
         graph = read_graph(path)
         files += [path.parent / name for name in external_files(graph)]
         parameters, nodes = parameters_of(graph), len(graph.graph.node)
-    told = ComparedEnd(
+    record = ComparedEnd(
         name=str(path),
         engine=found.engine,
         precision=found.precision,
@@ -100,7 +100,7 @@ def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
         parameters=parameters,
         nodes=nodes,
     )
-    return ComparedModel(path, FixedBatch(found.session, batch), source_model, told)
+    return ComparedModel(path, FixedBatch(found.session, batch), source_model, record)
 
 
 def _batch_of(session: Session) -> int | None:
@@ -128,11 +128,11 @@ def _open_checkpoint(path: Path) -> ComparedModel:
         run = run_folder.Run(fold.parent)
         if sha256 and run_folder.fold_of(run).origin.sha256 == sha256:
             source_model = source_model_of(run, path)
-            told = ComparedEnd(
+            record = ComparedEnd(
                 name=f"{path}, as trained", engine="torch", precision="fp32", sha256=sha256, bytes=path.stat().st_size
             )
             return ComparedModel(
-                None, FixedBatch(_TorchRunner(source_model, source_model.single()), None), source_model, told
+                None, FixedBatch(_TorchRunner(source_model, source_model.single()), None), source_model, record
             )
     raise UsageProblem(
         f"{path} is not a run folder, an ONNX model or an engine, and no run in {run_folder.OUT}/ was made from it.",

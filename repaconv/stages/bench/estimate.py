@@ -262,7 +262,7 @@ def _artefact(plan: _Plan, options: EstimateOptions, limits: Limits, every: list
         high_ms=sum(node.high_ms for node in nodes),
         nodes=nodes,
         measured_ms=beside.ms,
-        measurement=beside.told,
+        measurement=beside.description,
         note="; ".join(part for part in (plan.note, unknown(every)) if part),
     )
 
@@ -302,7 +302,7 @@ class _Measured(NamedTuple):
     """A measured latency of the same graph, target, batch and image size, and a description of the measurement."""
 
     ms: float | None = None
-    told: str = ""
+    description: str = ""
 
     @classmethod
     def of(cls, plan: _Plan) -> _Measured:

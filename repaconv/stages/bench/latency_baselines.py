@@ -39,16 +39,16 @@ class BaselineCheck(NamedTuple):
     of: str = ""
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The evaluation in words."""
         return "; ".join(filter(None, [self.compared, self.of]))
 
     def changes(self, artefact: BenchArtefact) -> dict[str, Any]:
         """Fields of the artifact that the evaluation changes: regression, verdict, quality, ratio and note."""
-        told = self.told if self.regression is None else self.of
+        description = self.description if self.regression is None else self.of
         changed: dict[str, Any] = {
             "regression": self.regression,
-            "note": "; ".join(part for part in (artefact.note, told, self.hint if told else "") if part),
+            "note": "; ".join(part for part in (artefact.note, description, self.hint if description else "") if part),
         }
         if self.verdict == "failed":
             changed["verdict"] = "failed"
@@ -138,7 +138,7 @@ def _other_model(known: Baselines, name: str, done: BenchArtefact) -> str:
         return f"{BASELINE_OF} a model that it does not name, as earlier versions wrote it"
     same = [each for each in networks if not now.is_other(each)]
     if not same:
-        return f"{OTHER_NETWORK}: {networks[0].told}; what was measured is {now.told}"
+        return f"{OTHER_NETWORK}: {networks[0].text}; what was measured is {now.text}"
     if any(each.sha256 == now.sha256 for each in same):
         return ""
     return f"{BASELINE_OF} another file (sha256 {same[0].sha256[:12]}, now {now.sha256[:12]})"

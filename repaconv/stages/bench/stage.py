@@ -200,7 +200,7 @@ def _artefact(plan: Plan, found: BenchMeasurement) -> BenchArtefact:
         seed=options.seed,
         session=models[first].session.options,
         machine=measured.machine,
-        protocol=plan.protocol.told(found.batch),
+        protocol=plan.protocol.description(found.batch),
         latencies=tuple(
             latency(
                 each.name,

@@ -44,8 +44,8 @@ def show_bench(done: BenchArtefact) -> None:
     elif done.agreement and done.agreement.task:
         link = done.agreement
         on = f" on {plain(link.inputs)}" if link.inputs else ""
-        told = f"{plain(link.task.description)}{on}: {colored(link.verdict)} ({plain(link.note)})" if link.task else ""
-        stdout().print(f"results: {told}")
+        text = f"{plain(link.task.description)}{on}: {colored(link.verdict)} ({plain(link.note)})" if link.task else ""
+        stdout().print(f"results: {text}")
     elif done.agreement:
         stdout().print(f"outputs were not compared: {plain(done.agreement.note)}")
     print_images_and_classes(done.image_preprocessing)
@@ -142,8 +142,8 @@ def show_throughput(done: ThroughputArtefact) -> None:
         rate = f"{row.images_per_second:,.1f}"
         print_table.add_row(plain(row.name), streams, rate, *times, plain(f"{row.engine}, {row.precision}"))
     stdout().print(print_table)
-    for told in done.compared:
-        stdout().print(plain(told))
+    for comparison in done.compared:
+        stdout().print(plain(comparison))
     _print_quality(done.quality)
     if done.note:
         stdout().print(plain(done.note))
@@ -180,5 +180,5 @@ def show_compare(done: CompareArtefact) -> None:
 def _print_quality(quality: Quality) -> None:
     """Print the verdict on a measurement and its reasons, several of them as a list."""
     reasons = quality.reasons or ("no disturbance was detected",)
-    told = reasons[0] if len(reasons) == 1 else "".join(f"\n    - {reason}" for reason in reasons)
-    stdout().print(f"measurement {colored(quality.verdict)}: {plain(told)}")
+    text = reasons[0] if len(reasons) == 1 else "".join(f"\n    - {reason}" for reason in reasons)
+    stdout().print(f"measurement {colored(quality.verdict)}: {plain(text)}")

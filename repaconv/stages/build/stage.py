@@ -390,6 +390,6 @@ def target_support(target: str) -> list[plugins.PluginRow]:
     verified = ("", DEVICE_ONLY) if why and "elsewhere" in engine.can else (problem, here)
     rows.append(plugins.PluginRow(device.name, "verify", wanted, *verified))
     if why:
-        told = "\n".join([f"{why}; one of these:", *remote_commands(device, BenchOptions(target=target))])
-        return [*rows, plugins.PluginRow(device.name, "bench", wanted, *((told, "") if problem else ("", told)))]
+        text = "\n".join([f"{why}; one of these:", *remote_commands(device, BenchOptions(target=target))])
+        return [*rows, plugins.PluginRow(device.name, "bench", wanted, *((text, "") if problem else ("", text)))]
     return [*rows, plugins.PluginRow(device.name, "bench", wanted, problem, here)]

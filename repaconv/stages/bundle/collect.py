@@ -65,27 +65,27 @@ def collect(
 def evaluated_result(result: Path, run: str | Path | None, out: str | Path | None) -> tuple[CollectArtefact, Path]:
     """Read and verify a board's result; return the result, which is not written yet, and its file. See `collect`."""
     found = _with_checked_hashes(_read_result(result))
-    told = _as_json(found, "result.json")
+    reported = _as_json(found, "result.json")
     taken = run_folder.find_run(Path(run) if run else None)
-    made, bundle = _bundle_of(taken, str(told.get("bundle_sha256")))
+    made, bundle = _bundle_of(taken, str(reported.get("bundle_sha256")))
     target_path = Path(out) if out else taken.collected_json(made.variant)
     require_replaceable(target_path, "collect")
-    _require_no_problem(found, told)
-    artefact = _artefact(found, told, made, bundle, taken, sha256_of(result))
+    _require_no_problem(found, reported)
+    artefact = _artefact(found, reported, made, bundle, taken, sha256_of(result))
     return with_files(artefact, [result, bundle], []), target_path
 
 
 def _with_checked_hashes(found: dict[str, bytes]) -> dict[str, bytes]:
     """The files, if their hashes are those that the board recorded."""
-    told = _as_json(found, "result.json")
-    if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
+    reported = _as_json(found, "result.json")
+    if not isinstance(reported, dict) or not isinstance(reported.get("files"), dict):
         raise _damaged("result.json says nothing of its files")
-    if not _lists_commands(told.get("commands")) or not isinstance(told.get("engine", {}), dict):
+    if not _lists_commands(reported.get("commands")) or not isinstance(reported.get("engine", {}), dict):
         raise _damaged("result.json does not say what the board ran")
-    for name, digest in told["files"].items():
+    for name, digest in reported["files"].items():
         if name not in found or sha256_of_bytes(found[name]) != digest:
             raise _damaged(f"{name} is gone or not what the board wrote")
-    if extra := set(found) - set(told["files"]) - {"result.json"}:
+    if extra := set(found) - set(reported["files"]) - {"result.json"}:
         raise _damaged(f"nothing vouches for {min(extra)}")
     return found
 
@@ -97,14 +97,14 @@ def _lists_commands(value: Any) -> bool:
     )
 
 
-def _require_no_problem(found: dict[str, bytes], told: dict[str, Any]) -> None:
+def _require_no_problem(found: dict[str, bytes], reported: dict[str, Any]) -> None:
     """Refuse a result that reports a problem, and show the first error in its trtexec log."""
-    if not told.get("problem"):
+    if not reported.get("problem"):
         return
-    step = next((entry["step"] for entry in reversed(told["commands"])), "build")
+    step = next((entry["step"] for entry in reversed(reported["commands"])), "build")
     last = [line for line in _log(found, f"{step}.log").splitlines() if "[E]" in line]
     raise Refused(
-        f"the board reports: {told['problem']}. {last[0] if last else ''}".rstrip(),
+        f"the board reports: {reported['problem']}. {last[0] if last else ''}".rstrip(),
         hint=f"{step}.log in the result contains the whole output of trtexec.",
         code="collect.problem",
     )
@@ -112,7 +112,7 @@ def _require_no_problem(found: dict[str, bytes], told: dict[str, Any]) -> None:
 
 def _artefact(
     found: dict[str, bytes],
-    told: dict[str, Any],
+    reported: dict[str, Any],
     made: BundleArtefact,
     bundle: Path,
     taken: run_folder.Run,
@@ -123,7 +123,7 @@ def _artefact(
     from repaconv.engines import trtexec_logs
     from repaconv.verification.tolerances import verdict_of
 
-    version = trtexec_logs.version_of(_log(found, "build.log")) or str(told.get("version"))
+    version = trtexec_logs.version_of(_log(found, "build.log")) or str(reported.get("version"))
     links = _engine_links(found, made, bundle, f"{made.target}, TensorRT {version}", source_model_of(taken))
     samples = trtexec_logs.compute_ms(_as_json(found, "times.json"))
     layers = _as_json(found, "layers.json") if "layers.json" in found else {"Layers": []}
@@ -144,11 +144,11 @@ def _artefact(
         precision_proof=typed,
         layer_types=types,
         fused_attentions=trtexec_logs.fused_attentions(layers),
-        latency=latency("engine", "engine.plan", str(told["engine"].get("sha256", "")), samples),
+        latency=latency("engine", "engine.plan", str(reported["engine"].get("sha256", "")), samples),
         printed_median_ms=trtexec_logs.median_ms(_log(found, "times.log")),
         profile=tuple(LayerTime(name=row.name, mean_ms=row.mean_ms) for row in rows),
-        machine={"board": told.get("board", {}), "before": told.get("before", {}), "after": told.get("after", {})},
-        commands=tuple(" ".join(map(str, entry["command"])) for entry in told["commands"]),
+        machine={name: reported.get(name, {}) for name in ("board", "before", "after")},
+        commands=tuple(" ".join(map(str, entry["command"])) for entry in reported["commands"]),
         note=note + ("" if same else f"; the board's TensorRT is not {made.target}'s, {made.runtime_version}"),
         bundle_sha256=made.bundle_sha256,
         result_sha256=sha256,
@@ -256,12 +256,12 @@ def _shaped_like(found: NDArray[np.float64], expected: NDArray[Any], used: int |
 
 
 def _precision_check(
-    made: BundleArtefact, types: dict[str, int], told: tuple[int, int], taken: run_folder.Run
+    made: BundleArtefact, types: dict[str, int], reported: tuple[int, int], taken: run_folder.Run
 ) -> tuple[Verdict, str]:
     """Whether the layers compute in the requested precision; if their types are unknown, it is not verified."""
     from repaconv.engines.contract import label
 
-    layers, described = told
+    layers, described = reported
     if not types:
         why = "no layer tells of what it computes" if described else "the layers tell their names alone"
         return "not verified", f"{why} ({layers} layers)"

@@ -313,8 +313,8 @@ def _write_best(plan: _Plan, training: Training) -> FinetuneArtefact:
     judge, net = plan.judge(plan.splits.test), training.finished()
     judged, start = judge.link(net, plan.budget), judge.link(training.started(), plan.budget)
     finetuned = plan.run.folder / run_folder.FINETUNED
-    told = {**plan.course.metadata, "converted_from": plan.parent.origin.sha256}
-    write_checkpoint(finetuned, {**net.state_dict(), **plan.course.besides}, told)
+    described = {**plan.course.metadata, "converted_from": plan.parent.origin.sha256}
+    write_checkpoint(finetuned, {**net.state_dict(), **plan.course.besides}, described)
     done = {"evaluation": judged, "start_evaluation": start, "verdict": judged.verdict}
     artefact = _artefact(plan, training, **done, payload=payload_of(finetuned, plan.run.folder))
     return replace_artifact(plan.run.folder / run_folder.FINETUNE_JSON, artefact)

@@ -16,7 +16,7 @@ from repaconv.core.files import payload_of
 from repaconv.core.progress import Progress
 from repaconv.core.run_folder import UNCONVERTED
 from repaconv.core.temporary_folders import scratch_folder
-from repaconv.results import Pace, Raced, Ratio
+from repaconv.results import Ratio, SpeedTarget, SpeedTrial
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_model import DEPLOY, GraphSpec
 from repaconv.sources.verified_onnx_export import Proving, exported_graph, write_graph
@@ -176,17 +176,17 @@ class SpeedSearch:
 
         Args:
             taken: The blocks or the schedule of the chosen conversion.
-            of: The field of `Raced` for them: "blocks" or "schedule".
+            of: The field of `SpeedTrial` for them: "blocks" or "schedule".
             folder: The run folder.
         """
         from repaconv.benchmark.machine_fingerprint import cpu_model
 
-        speed_target = Pace(
+        speed_target = SpeedTarget(
             target=self.measurement.device.name,
             wanted=self.wanted,
             reached=self.measured[taken],
             speed_trials=tuple(
-                Raced.model_validate({of: each, "speed": ratio}) for each, ratio in self.measured.items()
+                SpeedTrial.model_validate({of: each, "speed": ratio}) for each, ratio in self.measured.items()
             ),
             machine=str(cpu_model()),
         )

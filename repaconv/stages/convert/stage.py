@@ -215,8 +215,8 @@ def _write(plan: _Plan, found: ConvertedNetwork) -> None:
     from repaconv.conversion.attention_to_convolution import metadata
     from repaconv.conversion.head_scores import scores_svg
 
-    told = metadata(found.reading, plan.found.origin, plan.found.record)
-    write_checkpoint(plan.run.folder / run_folder.CONVERTED, found.reading.tensors, told)
+    described = metadata(found.reading, plan.found.origin, plan.found.record)
+    write_checkpoint(plan.run.folder / run_folder.CONVERTED, found.reading.tensors, described)
     title = f"{Path(plan.found.origin.path).name}: mean attention around the query, by block and head"
     write_payload(plan.run.folder / run_folder.SCORES, scores_svg(found.scores, title))
 
@@ -285,8 +285,8 @@ def _make_training_network(plan: _Plan, progress: Progress) -> ConvertArtefact:
     budget = conversion_option_parsing.read_budget(options, plan.splits, classes=classes, choosing=False)
     formed = training_form(options, original, plan.found, plan.splits, progress)
     evaluation = Evaluation(original.net, plan.splits.test, logits=classes > 0).link(formed.net, budget)
-    told = {**formed.metadata, "converted_from": plan.found.origin.sha256}
-    write_checkpoint(plan.run.folder / run_folder.CONVERTED, formed.tensors, told)
+    described = {**formed.metadata, "converted_from": plan.found.origin.sha256}
+    write_checkpoint(plan.run.folder / run_folder.CONVERTED, formed.tensors, described)
     artefact = replace_artifact(
         plan.run.convert_json,
         ConvertArtefact(

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
         ConvertArtefact,
         FinetuneArtefact,
         Link,
-        Pace,
-        Raced,
         ScoreArtefact,
+        SpeedTarget,
+        SpeedTrial,
         Trade,
         Tried,
     )
@@ -126,12 +126,12 @@ def show_convert(done: ConvertArtefact) -> None:
     stdout().print(f"{colored(done.verdict)}: {plain(done.evaluation.note)}")
 
 
-def _print_speed_target(pace: Pace) -> None:
+def _print_speed_target(target: SpeedTarget) -> None:
     rows = table("merged or replaced", "speedup, 95%")
-    for each in sorted(pace.speed_trials, key=lambda each: each.speed.median):
+    for each in sorted(target.speed_trials, key=lambda each: each.speed.median):
         rows.add_row(*_speed_cells(each))
     stdout().print(rows)
-    stdout().print(plain(pace.told))
+    stdout().print(plain(target.text))
 
 
 def _print_trade(trade: Trade) -> None:
@@ -146,7 +146,7 @@ def _print_trade(trade: Trade) -> None:
     stdout().print(f"[dim]on {trade.target}, {plain(trade.machine)}; errors and shares are of the validation split[/]")
 
 
-def _speed_cells(each: Raced) -> tuple[str, str]:
+def _speed_cells(each: SpeedTrial) -> tuple[str, str]:
     """Its blocks or schedule, and its speedup."""
     several = [", ".join(map(str, numbers)) for numbers in (each.blocks, each.schedule) if numbers]
     return "; ".join(several), each.speed.cell

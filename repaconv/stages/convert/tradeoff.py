@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 from repaconv.core.errors import Refused
 from repaconv.core.progress import Progress
 from repaconv.core.temporary_folders import scratch_folder
-from repaconv.results import Raced, Trade, Tried
+from repaconv.results import SpeedTrial, Trade, Tried
 from repaconv.stages.convert.speed_target import MethodNetwork, SpeedMeasurement
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def measure_tradeoff(
     from repaconv.benchmark.machine_fingerprint import cpu_model
 
     choices = [taken, *_block_replacements(ground, order, how, progress), *_token_merges(ground)]
-    measured: list[Raced] = []
+    measured: list[SpeedTrial] = []
     with scratch_folder(folder) as scratch:
         measurement = SpeedMeasurement(device, (ground.plain.reading, "dwconv"), scratch, progress)
         for _, alike in groupby(
@@ -89,7 +89,7 @@ def measure_tradeoff(
             named = {f"{len(measured) + n}": each for n, each in enumerate(alike)}
             speeds = measurement.speeds({name: each.network for name, each in named.items()})
             measured += [
-                Raced(
+                SpeedTrial(
                     kind=each.kind,
                     blocks=each.tried.blocks,
                     schedule=each.schedule,

@@ -73,7 +73,7 @@ def _recipe(options: DeployOptions, device: Target, source: Path, folder: Path) 
     runs_here, there = not why_not_here(device), _builds_on_target(device)
     engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
     built = not there and "networks" not in engine.can
-    told = {"target": options.target, "precision": options.precision}
+    common = {"target": options.target, "precision": options.precision}
     images = {"inputs": options.inputs, "images": options.images, "classes": options.classes, "count": options.count}
     return Recipe.model_validate(
         {
@@ -85,9 +85,9 @@ def _recipe(options: DeployOptions, device: Target, source: Path, folder: Path) 
             "set": dict(options.settings or {}),
             "verify": {**images, "require": ["onnx"]},
             "export": {"target": options.target, "precisions": precisions},
-            "build": told if built else None,
-            "bundle": {**told, "precision": precisions[-1]} if there else None,
-            "bench": {**told, "rounds": options.rounds} if runs_here and not there else None,
+            "build": common if built else None,
+            "bundle": {**common, "precision": precisions[-1]} if there else None,
+            "bench": {**common, "rounds": options.rounds} if runs_here and not there else None,
         }
     )
 
@@ -105,5 +105,5 @@ def _no_latency_check(device: Target) -> Check:
     """A check that says why no latency was measured."""
     why = why_not_here(device) or "its engine is built there"
     hint = f"repaconv bench --target {device.name} --estimate calculates what it would take."
-    told = f"{device.name} is not this machine: {why}"
-    return Check(stage="bench", name="latency", verdict="not verified", message=told, line=1, hint=hint)
+    text = f"{device.name} is not this machine: {why}"
+    return Check(stage="bench", name="latency", verdict="not verified", message=text, line=1, hint=hint)

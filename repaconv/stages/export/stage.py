@@ -358,7 +358,7 @@ def _artefact(
         fp32_nodes=typed.fp32_nodes,
         fp32_modules=plan.variant.fp32_modules,
         unquantized_layers=() if precision == "fp32" else unquantized_layers(typed.model, precision),
-        calibration=plan.given.told if plan.given else "",
+        calibration=plan.given.description if plan.given else "",
         image_preprocessing=plan.given.given.preprocessing if plan.given else "",
         scores=scores_note(plan.source_model, plan.given.given, plan.options.task) if plan.given else "",
         images=image_set(plan.given, plan.options.inputs, plan.options.images),

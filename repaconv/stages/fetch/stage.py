@@ -49,9 +49,9 @@ def fetch(address: str | Path, *, progress: Progress = silent) -> Fetched:
         require_replaceable(record, "fetch", *files)
         for each, file in zip(came, files, strict=True):
             write_payload(file, move_from(each))
-        told = {"address": asked, "revision": revision, "path": str(place), "verdict": "passed", "made_by": made_by()}
+        values = {"address": asked, "revision": revision, "path": str(place), "verdict": "passed", "made_by": made_by()}
         first, *others = (payload_of(each, FETCHED) for each in files)
-        fetched = replace_artifact(record, Fetched.model_validate({**told, "payload": first, "other_files": others}))
+        fetched = replace_artifact(record, Fetched.model_validate({**values, "payload": first, "other_files": others}))
     return with_files(fetched, [], [*files, record])
 
 

@@ -456,14 +456,14 @@ def _exported_link(
     batch = ports[0].shape[0] if isinstance(ports[0].shape[0], int) else None
     why = {"fold": "PyTorch's exporter rounded constants to float32"}
     rounded = tolerance("fold", usual={"fold": EXPORTED_RTOL}, reasons=why)
-    link, limits, told = "fold", [tolerance("fold"), rounded], "ONNX as exported, float64"
+    link, limits, text = "fold", [tolerance("fold"), rounded], "ONNX as exported, float64"
     try:
         gives = FixedBatch(Ported(Float64(exported), ports), batch).run(feeds)
     except Exception:  # the evaluator lacks an operator or a number of axes
-        link, limits, told = "onnx", [tolerance("onnx")], "ONNX as exported, float32"
+        link, limits, text = "onnx", [tolerance("onnx")], "ONNX as exported, float32"
         gives = FixedBatch(load_onnx(retyped(exported, {11: 1})), batch).run(feeds)
     for allowed in limits:  # the default one first, which `verify` uses, too
-        found = Comparison(told, allowed)
+        found = Comparison(text, allowed)
         found.add(gives, right)
         joint = overall_link(found.links(link, f"{TRAINING}, float64"))
         if joint.verdict != "failed":

@@ -236,17 +236,17 @@ def _accepted_contradictions(facts: tuple[Fact, ...], *, allowed: bool) -> tuple
     Raises:
         Refused: If there are any and they are not allowed.
     """
-    told = contradictions(facts)
-    if told and not allowed:
+    sentences = contradictions(facts)
+    if sentences and not allowed:
         raise Refused(
-            f"{told[0]}.",
+            f"{sentences[0]}.",
             hint=(
                 "Leave the setting out, or accept it with --force; the contradiction is then recorded in every later "
                 "result."
             ),
             code="setting.contradicts",
         )
-    return told
+    return sentences
 
 
 class _WrittenFold(NamedTuple):

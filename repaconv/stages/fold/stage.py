@@ -134,8 +134,8 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
     """Fold an ONNX file; refuse options that are for checkpoints only."""
     from repaconv.stages.fold.onnx_fold import fold_onnx_by
 
-    told = {**arguments, "method": method != "auto"}
-    if alone := _given_options(told, "weights", "arch", "identify", "allow_deployed", "method"):
+    named = {**arguments, "method": method != "auto"}
+    if alone := _given_options(named, "weights", "arch", "identify", "allow_deployed", "method"):
         raise UsageProblem(
             f"{alone} is for checkpoints, and {path} is an ONNX graph.",
             hint="An ONNX model needs none of them: repaconv fold model.onnx [-o OUT] [--set mean=...].",
@@ -157,8 +157,12 @@ def _fold_network(
     """Fold a network by its architecture, given by the user or ``known``; refuse options that are for methods only."""
     from repaconv.stages.fold.architecture_fold import fold_network_by
 
-    told = {**arguments, "method": method != "auto", "preset": str(arguments.get("preset", "default")) != "default"}
-    if alone := _given_options(told, "identify", "inputs", "allow_deployed", "method", "preset"):
+    named = {
+        **arguments,
+        "method": method != "auto",
+        "preset": str(arguments.get("preset", "default")) != "default",
+    }
+    if alone := _given_options(named, "identify", "inputs", "allow_deployed", "method", "preset"):
         raise UsageProblem(
             f"{alone} is for checkpoints of a method, and {path} is folded by its architecture.",
             hint="Remove it; a preset is an option of repaconv export.",

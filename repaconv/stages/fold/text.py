@@ -41,7 +41,7 @@ def _images(done: MethodFold | GraphFold) -> None:
     scores = getattr(done, "scores", None)
     if scores and scores.assumed:
         stdout().print(
-            f"classes: if images have labels, the output {plain(scores.told)} is taken as the scores of "
+            f"classes: if images have labels, the output {plain(scores.text)} is taken as the scores of "
             f"{scores.classes} classes, because of its shape. --set classes={scores.classes} confirms that, "
             "--set classes=0 says no"
         )
@@ -62,9 +62,9 @@ def _checkpoint(done: MethodFold) -> None:
     worst = max((step.max_rel_error for step in exact), default=0.0)
     allowed = max((step.allowed or 0.0 for step in exact), default=0.0)
     others = len(done.certificate) - len(exact)
-    told = f"every fold within {allowed:.0e}, the worst {worst:.1e} (float64)"
-    told += f"; {others} within a tolerance of their own, as above" if others else ""
-    stdout().print(f"{colored(done.verdict)}: {told}")
+    text = f"every fold within {allowed:.0e}, the worst {worst:.1e} (float64)"
+    text += f"; {others} within a tolerance of their own, as above" if others else ""
+    stdout().print(f"{colored(done.verdict)}: {text}")
 
 
 def _shortened(sentence: str) -> str:
@@ -110,5 +110,5 @@ def _graph(done: GraphFold) -> None:
     if done.links:
         stdout().print(links(done.links))
     where = f"evaluated by {done.float64}" if done.float64 else WITHOUT
-    told = plain(done.unchanged) or f"{count_text(len(done.changes), 'change')}, opset {done.opset}"
-    stdout().print(f"{colored(done.verdict)}: {told}; {where}")
+    summary = plain(done.unchanged) or f"{count_text(len(done.changes), 'change')}, opset {done.opset}"
+    stdout().print(f"{colored(done.verdict)}: {summary}; {where}")

@@ -61,8 +61,8 @@ def _inspected(found: Checkpoint, settings: Mapping[str, str]) -> Inspection:
         return seen.model_copy(
             update={"reason": error.message, "networks": networks, "facts": facts, "problems": problems}
         )
-    told = {"form": detection.form, "reason": detection.reason, "confidence": detection.confidence}
-    seen = seen.model_copy(update={"method": method.name, **told})
+    fields = {"form": detection.form, "reason": detection.reason, "confidence": detection.confidence}
+    seen = seen.model_copy(update={"method": method.name, **fields})
     try:
         reading = understood(method, found, settings)
     except Refused as error:
@@ -82,14 +82,14 @@ def _pickled_network(found: Checkpoint) -> tuple[tuple[Fact, ...], tuple[str, ..
     if config is None:
         return (module,), ()
     yaml = "the YAML in the file"
-    told = (
+    stated = (
         ("architecture", ultralytics_networks.name_of(config["yaml"]), yaml),
         ("task", config["task"], f"{yaml}, its last layer"),
         ("classes", config["yaml"].get("nc"), yaml),
         ("image_size", config["imgsz"], "imgsz of its training"),
         ("written by", f"ultralytics {config['version']}" if config["version"] else None, "version"),
     )
-    facts = [Fact(name=name, value=value, source=source) for name, value, source in told if value is not None]
+    facts = [Fact(name=name, value=value, source=source) for name, value, source in stated if value is not None]
     return (module, *facts), ultralytics_networks.problems_of(config)
 
 
@@ -152,19 +152,19 @@ def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
     kind = ENGINES.get(
         head[:4], {".blob": "OpenVINO compiled model", ".ort": "ONNX Runtime model"}.get(path.suffix, "")
     )
-    told = [Fact(name="first bytes", value=head[:4].hex(" "), source="file")]
+    stated = [Fact(name="first bytes", value=head[:4].hex(" "), source="file")]
     if head[:4] == b"vtrt":
-        told.append(Fact(name="built by", value=".".join(map(str, head[24:28])), source="header"))
+        stated.append(Fact(name="built by", value=".".join(map(str, head[24:28])), source="header"))
     built = build_of(path)
     if built is not None:
-        told += [
+        stated += [
             Fact(name=name, value=getattr(built, name), source=path.with_suffix(".json").name) for name in BUILD_FIELDS
         ]
     problems = () if kind else (f"it does not begin as an engine of {' or '.join(ENGINES.values())} does",)
     warning = "loading an engine runs code in it: give none of unknown origin to verify or bench"
-    told.append(Fact(name="caution", value=warning, source="what engines are"))
+    stated.append(Fact(name="caution", value=warning, source="what engines are"))
     return FileInspection(
-        path=str(path), kind=kind or "unknown", sha256=digest, bytes=size, facts=tuple(told), problems=problems
+        path=str(path), kind=kind or "unknown", sha256=digest, bytes=size, facts=tuple(stated), problems=problems
     )
 
 
@@ -182,7 +182,7 @@ def _graph_facts(path: Path) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
     weights = {weight.name for weight in model.graph.initializer}
     external = external_files(model)
     outside = files_outside(external, path.parent)
-    told = {
+    stated = {
         "opset": ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import),
         "IR version": model.ir_version,
         "made by": f"{model.producer_name} {model.producer_version}".strip() or "not said",
@@ -191,7 +191,7 @@ def _graph_facts(path: Path) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
         "operators": ", ".join(f"{count} {name}" for name, count in operators_of(model).items()),
         **({"weights in": ", ".join(external)} if external else {}),
     }
-    facts = [Fact(name=name, value=value, source="graph") for name, value in told.items()]
+    facts = [Fact(name=name, value=value, source="graph") for name, value in stated.items()]
     facts += [Fact(name=entry.key, value=entry.value, source="metadata") for entry in model.metadata_props]
     problems = [f"it wants weights from {name!r}, outside its folder" for name in outside]
     problems += [

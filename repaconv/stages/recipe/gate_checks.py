@@ -31,12 +31,12 @@ from repaconv.verification.tolerances import CHANCE_LIMIT, LOSSY, by_chance
 
 def measurement_sentence(done: BenchArtefact) -> str:
     """Describe a measurement in one sentence."""
-    told = f"{done.latencies[0].p50_ms:.3f} ms at the median"
+    text = f"{done.latencies[0].p50_ms:.3f} ms at the median"
     if done.ratio:
-        told += f"; {done.compared}"
+        text += f"; {done.compared}"
     if done.quality.verdict != "trusted":
-        told += f"; measurement {done.quality.verdict}: {'; '.join(done.quality.reasons)}"
-    return told
+        text += f"; measurement {done.quality.verdict}: {'; '.join(done.quality.reasons)}"
+    return text
 
 
 def link_sentence(link: Link) -> str:
@@ -119,7 +119,7 @@ class RecipeChecks:
                     stage=stage,
                     name="fold" if problem.code.startswith("fold.") else name or stage,
                     verdict="failed" if failed else "error",
-                    message=each.message if every else each.told,
+                    message=each.message if every else each.text,
                     **self._place(each.at),
                     module=problem.module if isinstance(problem, GateFailed) else "",
                     code=each.code,
@@ -130,8 +130,8 @@ class RecipeChecks:
     def fold(self, done: FoldArtefact) -> None:
         """Add the certificate, and settings that contradict the checkpoint."""
         self.note("fold", "certificate", "passed", done.done, ("checkpoint",))
-        for told in done.unverified:
-            self.note("fold", "settings", "not verified", told, ("set",))
+        for reason in done.unverified:
+            self.note("fold", "settings", "not verified", reason, ("set",))
 
     def convert(self, done: ConvertArtefact) -> None:
         """Add the accuracy that the conversion lost on the test split."""
@@ -142,8 +142,8 @@ class RecipeChecks:
         for link in done.links:
             if done.precision == "fp32" or link.name == done.precision or link.verdict == "failed":
                 self.link("export", link)
-        for told in done.violations:
-            message = f"{done.target} does not take the graph: {told}"
+        for violation in done.violations:
+            message = f"{done.target} does not take the graph: {violation}"
             self.note("export", "rules", "failed", message, ("export", "target"))
 
     def verify(self, done: VerifyArtefact, recipe: Recipe) -> None:
@@ -155,8 +155,8 @@ class RecipeChecks:
         if done.verdict == "not verified":
             self.note("verify", "chain", "inconclusive", "no link shows anything of this network", ("verify",))
         for claim in done.claims if any(link.accuracy for link in done.links) else ():
-            told = f"accuracy {claim.value:.2%} is claimed by {claim.source}; it is shown and not enforced"
-            self.note("verify", "claim", "not verified", told, ("verify",))
+            text = f"accuracy {claim.value:.2%} is claimed by {claim.source}; it is shown and not enforced"
+            self.note("verify", "claim", "not verified", text, ("verify",))
 
     def _accuracy(self, done: VerifyArtefact, recipe: Recipe) -> None:
         """Compare the least accurate version of the network with the limits of the recipe.
@@ -176,19 +176,19 @@ class RecipeChecks:
         if verify.labels:  # of another task
             return
         if reference is not None and recipe.convert and not given:
-            told = "[reference] top1 is of the network before its conversion: [verify] max_drop enforces it"
-            self.note("verify", "accuracy", "not verified", told, ("reference", "top1"))
+            text = "[reference] top1 is of the network before its conversion: [verify] max_drop enforces it"
+            self.note("verify", "accuracy", "not verified", text, ("reference", "top1"))
         elif reference is not None:
-            told = f"[reference] top1 = {reference:g} less max_drop = {verify.max_drop:g}"
+            text = f"[reference] top1 = {reference:g} less max_drop = {verify.max_drop:g}"
             place = ("verify", "max_drop") if given else ("reference", "top1")
-            limits.append((place, reference - verify.max_drop, told, given))
-        for keys, least, told, required in limits:
+            limits.append((place, reference - verify.max_drop, text, given))
+        for keys, least, text, required in limits:
             if not measured:
-                why = f"no accuracy was measured on {done.inputs}, and {told} needs images with labels"
+                why = f"no accuracy was measured on {done.inputs}, and {text} needs images with labels"
                 self.note("verify", "accuracy", "failed" if required else "not verified", why, keys)
                 continue
             worst = min(measured, key=lambda link: link.accuracy.candidate if link.accuracy else 1.0)
-            self._accuracy_of(worst, len(measured), least, told, keys)
+            self._accuracy_of(worst, len(measured), least, text, keys)
 
     def _task(self, done: VerifyArtefact, recipe: Recipe) -> None:
         """Compare lossy versions with the recipe's limits in the network's task, against the original network."""
@@ -217,20 +217,20 @@ class RecipeChecks:
             )
 
     def _limited(
-        self, name: str, worst: tuple[float, Link, str] | None, limit: float, told: str, otherwise: str
+        self, name: str, worst: tuple[float, Link, str] | None, limit: float, option: str, otherwise: str
     ) -> None:
         """Add the check of one limit on the worst version; without any, it fails."""
-        key = ("verify", told.partition(" ")[0])
+        key = ("verify", option.partition(" ")[0])
         keys: tuple[str, ...] = key if key in self.lines else ("verify",)
         if worst is None:
-            self.note("verify", name, "failed", f"{otherwise}, and {told} limits it", keys)
+            self.note("verify", name, "failed", f"{otherwise}, and {option} limits it", keys)
             return
         value, link, what = worst
         verdict = "failed" if value > limit + SHARE_ROUNDING else "passed"
-        message = f"{link.candidate}: {value:.2%} {what}; [verify] {told}: {limit:.2%} at most"
+        message = f"{link.candidate}: {value:.2%} {what}; [verify] {option}: {limit:.2%} at most"
         self.note("verify", name, verdict, message, keys)
 
-    def _accuracy_of(self, worst: Link, versions: int, least: float, told: str, keys: tuple[str, ...]) -> None:
+    def _accuracy_of(self, worst: Link, versions: int, least: float, option: str, keys: tuple[str, ...]) -> None:
         """Add the check of one limit, ``least`` in percent."""
         assert worst.accuracy
         found, images = worst.accuracy.candidate, worst.accuracy.images
@@ -241,7 +241,7 @@ class RecipeChecks:
             hint = "Verify on more images with labels." if verdict == "inconclusive" else ""
         which = f", the lowest of {versions} versions" if versions > 1 else ""
         message = (
-            f"{worst.candidate}: top-1 accuracy {found:.2%} on {images} images{which}; {told}: {least:.2f}% at least"
+            f"{worst.candidate}: top-1 accuracy {found:.2%} on {images} images{which}; {option}: {least:.2f}% at least"
         )
         self.note("verify", "accuracy", verdict, message, keys, hint=hint)
 
@@ -253,17 +253,17 @@ class RecipeChecks:
 
     def bundle(self, done: BundleArtefact) -> None:
         """Add the bundle; `collect` reports what the board made of it."""
-        told = f"build/{done.payload.path}: {done.images} images with what must come of them; to be run on the board"
-        self.note("bundle", "bundle", "passed", told, ("bundle",), hint=board_commands(done))
+        text = f"build/{done.payload.path}: {done.images} images with what must come of them; to be run on the board"
+        self.note("bundle", "bundle", "passed", text, ("bundle",), hint=board_commands(done))
 
     def bench(self, done: BenchArtefact, section: BenchSection) -> None:
         """Add the latency, compared with its baseline if there is one, and the comparison of the outputs."""
         if done.agreement and not section.against:  # `against` may name an unrelated model
             self.link("bench", done.agreement)
-        told = measurement_sentence(done)
+        text = measurement_sentence(done)
         if not section.baseline:
             verdict = "inconclusive" if done.quality.verdict == "inconclusive" else "passed"
-            self.note("bench", "latency", verdict, f"{told}; no baseline was asked for", ("bench",))
+            self.note("bench", "latency", verdict, f"{text}; no baseline was asked for", ("bench",))
             return
         judged = check_baseline(
             Path(section.baseline),
@@ -275,7 +275,7 @@ class RecipeChecks:
             require=section.require,
         )
         key = "max_regression" if judged.regression else "baseline"
-        self.note("bench", "latency", judged.verdict, f"{told}; {judged.told}", ("bench", key), hint=judged.hint)
+        self.note("bench", "latency", judged.verdict, f"{text}; {judged.description}", ("bench", key), hint=judged.hint)
 
     def link(self, stage: str, link: Link) -> None:
         """Add one link; if it failed, at the line of its tolerance in the recipe."""

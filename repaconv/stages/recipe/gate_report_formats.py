@@ -63,8 +63,8 @@ def github(report: GateReport) -> str:
     lines = []
     for recipe in report.recipes:
         if passed := [check.name for check in recipe.checks if check.verdict == "passed"]:
-            told = f"{len(passed)} of {len(recipe.checks)} checks passed: {', '.join(dict.fromkeys(passed))}"
-            lines.append(f"::notice file={_property(recipe.recipe)},line=1,title=repaconv gate::{_data(told)}")
+            text = f"{len(passed)} of {len(recipe.checks)} checks passed: {', '.join(dict.fromkeys(passed))}"
+            lines.append(f"::notice file={_property(recipe.recipe)},line=1,title=repaconv gate::{_data(text)}")
         for check in (check for check in recipe.checks if check.verdict != "passed"):
             kind = {"failed": "error", "error": "error"}.get(check.verdict, "warning")
             title = f"{check.name}: {check.verdict}"

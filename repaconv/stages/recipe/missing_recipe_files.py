@@ -39,14 +39,14 @@ def no_checkpoint(recipe: Recipe, path: Path, lines: Positions) -> list[RecipeEr
     source = path.parent / recipe.checkpoint
     if not recipe.checkpoint or address_of(recipe.checkpoint) or exists(source):
         return []
-    told = f"checkpoint: there is no {source}."
+    text = f"checkpoint: there is no {source}."
     hint = "Paths are relative to the recipe's folder."
-    return [RecipeError(position_of(lines, ("checkpoint",), str(path)), told, hint, "checkpoint.missing")]
+    return [RecipeError(position_of(lines, ("checkpoint",), str(path)), text, hint, "checkpoint.missing")]
 
 
 class _Missing(NamedTuple):
     keys: tuple[str, ...]
-    told: str
+    message: str
     hint: str
     code: str
 
@@ -57,8 +57,8 @@ def _targets(recipe: Recipe, path: Path) -> Iterator[_Missing]:
         try:
             load_target(str(path.parent / name) if name.endswith(".toml") else name) if name else None
         except RepaconvError as problem:
-            told = f"{section}.target: {problem.message}"
-            yield _Missing((section, "target"), told, problem.hint, problem.code)
+            text = f"{section}.target: {problem.message}"
+            yield _Missing((section, "target"), text, problem.hint, problem.code)
 
 
 def _files(recipe: Recipe, path: Path) -> Iterator[_Missing]:
@@ -71,11 +71,11 @@ def _files(recipe: Recipe, path: Path) -> Iterator[_Missing]:
     ]
     for keys, name in named:
         if name and not exists(path.parent / name):
-            told = f"{'.'.join(keys)}: there is no {path.parent / name}."
+            text = f"{'.'.join(keys)}: there is no {path.parent / name}."
             beside = (path.parent / name).parent
             known = [each.name for each in beside.iterdir()] if exists(beside) and beside.is_dir() else []
             near = did_you_mean(Path(name).name, known)
-            yield _Missing(keys, told, f"{near}Paths are relative to the recipe's folder.", "recipe.missing")
+            yield _Missing(keys, text, f"{near}Paths are relative to the recipe's folder.", "recipe.missing")
 
 
 def _names(recipe: Recipe) -> Iterator[_Missing]:
@@ -96,8 +96,8 @@ def _names(recipe: Recipe) -> Iterator[_Missing]:
         *exported,
     ):
         if name not in known:
-            told = f"{'.'.join(keys)}: there is no {name!r}."
-            yield _Missing(keys, told, f"{did_you_mean(name, known)}Known: {', '.join(known)}.", "recipe.unknown")
+            text = f"{'.'.join(keys)}: there is no {name!r}."
+            yield _Missing(keys, text, f"{did_you_mean(name, known)}Known: {', '.join(known)}.", "recipe.unknown")
 
 
 def key_of(problem: RepaconvError, lines: Positions) -> tuple[str, ...]:
@@ -105,8 +105,8 @@ def key_of(problem: RepaconvError, lines: Positions) -> tuple[str, ...]:
     if problem.code.startswith("arch."):
         return ("arch",)
     given = [keys for keys in lines if len(keys) == 2 and keys[0] == "set"]
-    told = ((keys, text) for text in (problem.message, problem.hint) for keys in given)
-    return next((keys for keys, text in told if re.search(rf"\b{re.escape(keys[1])}\b", text)), ())
+    candidates = ((keys, text) for text in (problem.message, problem.hint) for keys in given)
+    return next((keys for keys, text in candidates if re.search(rf"\b{re.escape(keys[1])}\b", text)), ())
 
 
 def in_recipe(hint: str) -> str:

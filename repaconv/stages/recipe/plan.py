@@ -314,7 +314,7 @@ class Step(NamedTuple):
     after: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
-    def told(self) -> dict[str, str]:
+    def as_text(self) -> dict[str, str]:
         """Options and versions as text, by name; empty options are left out."""
         options = {f"{key}": value for key, value in self.options.items() if value not in (None, (), [], {})}
         return {name: json.dumps(value, sort_keys=True, default=str) for name, value in options.items()} | {
@@ -376,7 +376,7 @@ class Journal:
         """All inputs of a step, with their current digests."""
         files = {f"{name}": self.digests.of(path) for name, path in step.reads().items()}
         results = {f"the result of {name}": self._result(name) for name in step.after}
-        return {**step.told(), **files, **results}
+        return {**step.as_text(), **files, **results}
 
     def why(self, step: Step) -> str:
         """Why a step must run; empty if it is up to date."""
@@ -606,19 +606,20 @@ def _with_versions(each: Planned, placed: LocatedRecipe, journal: Journal) -> Pl
 
 
 def _fold_step(placed: LocatedRecipe) -> Planned:
-    told = placed.recipe.model_dump(include={"checkpoint", "method", "arch", "force", "weights", "sha256", "set"})
-    told |= {"task": placed.recipe.task} if placed.recipe.task else {}
-    told["where the checkpoint lies"] = str(placed.place(placed.recipe.checkpoint).resolve())  # recorded in fold.json
-    return Planned(Step("fold", told, placed.sources), "fold", None)
+    options = placed.recipe.model_dump(include={"checkpoint", "method", "arch", "force", "weights", "sha256", "set"})
+    options |= {"task": placed.recipe.task} if placed.recipe.task else {}
+    lies = str(placed.place(placed.recipe.checkpoint).resolve())  # recorded in fold.json
+    options["where the checkpoint lies"] = lies
+    return Planned(Step("fold", options, placed.sources), "fold", None)
 
 
 def _convert_step(placed: LocatedRecipe) -> Planned:
     options = placed.converted()
     lies = str(placed.place(placed.recipe.checkpoint).resolve())
-    told = {"where the checkpoint lies": lies, "sha256": placed.recipe.sha256}
+    checkpoint = {"where the checkpoint lies": lies, "sha256": placed.recipe.sha256}
     step = Step(
         "convert",
-        {**told, **recorded_options(options, "convert")},
+        {**checkpoint, **recorded_options(options, "convert")},
         lambda: {**placed.sources(), **placed.files(options)},
     )
     return Planned(step, "convert", options)

@@ -299,14 +299,14 @@ class RecipeError(NamedTuple):
     """One error in a recipe."""
 
     at: Position
-    told: str
+    text: str
     hint: str
     code: str
 
     @property
     def message(self) -> str:
         """The error with its place."""
-        return f"{self.at}: {self.told}"
+        return f"{self.at}: {self.text}"
 
 
 class RecipeProblem(UsageProblem):
@@ -352,8 +352,8 @@ def check_recipe(path: Path) -> CheckedRecipe:
     try:
         plain, lines = _with_base(path, ())
     except InvalidToml as problem:
-        told = problem.message.partition(": ")[2]
-        raise RecipeProblem([RecipeError(problem.at, told, _line_hint(problem.at), problem.code)]) from problem
+        description = problem.message.partition(": ")[2]
+        raise RecipeProblem([RecipeError(problem.at, description, _line_hint(problem.at), problem.code)]) from problem
     where = str(path)
     recipe, invalid = _valid_part(
         {key: None if _is_disabled(key, value) else value for key, value in plain.items()}, where, lines
@@ -414,8 +414,8 @@ def _with_base(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Pos
         hint = f"{did_you_mean(other.name, beside)}Paths are relative to the recipe's folder."
         raise RecipeProblem([RecipeError(at, f"extends: there is no {other}.", hint, "recipe.missing")])
     if other.resolve() in (path.resolve(), *(each.resolve() for each in above)):
-        told = f"extends: {base} extends this recipe itself."
-        raise RecipeProblem([RecipeError(at, told, "Let one of them stand alone.", "recipe.extends")])
+        text = f"extends: {base} extends this recipe itself."
+        raise RecipeProblem([RecipeError(at, text, "Let one of them stand alone.", "recipe.extends")])
     below, places = _with_base(other, (*above, path))
     away = os.path.relpath(other.parent, path.parent)
     return _merged(_relocated(below, away), plain), {**places, **lines}
@@ -483,15 +483,15 @@ def _keys_without_effect(
         for key in keys if isinstance(table, dict) and known and idle(recipe) else ():
             if key in table:
                 named = (section, key) if section else (key,)
-                told = f"{'.'.join(named)} would do nothing here: {why}."
-                yield RecipeError(position_of(lines, named, where), told, "Leave it out.", "recipe.idle")
+                text = f"{'.'.join(named)} would do nothing here: {why}."
+                yield RecipeError(position_of(lines, named, where), text, "Leave it out.", "recipe.idle")
     for section in SECTIONS:
         table, options = plain.get(section), getattr(recipe, section)
         for rule in options.NO_EFFECT if isinstance(table, dict) and section not in faulty and options else ():
             for key in rule.options:
                 if key in table and rule.where(options):
-                    told = f"{section}.{key} would do nothing here: {rule.why}."
-                    yield RecipeError(position_of(lines, (section, key), where), told, "Leave it out.", "recipe.idle")
+                    text = f"{section}.{key} would do nothing here: {rule.why}."
+                    yield RecipeError(position_of(lines, (section, key), where), text, "Leave it out.", "recipe.idle")
 
 
 def _reference_top1(recipe: Recipe) -> float | None:
@@ -506,9 +506,9 @@ def _unknown(plain: Mapping[str, Any], where: str, lines: Positions) -> Iterator
         given = plain.get(table[0]) if table else plain
         for key in given if isinstance(given, dict) else ():
             if key not in keys:
-                told = f"{'.'.join((*table, key))}: unknown key."
+                text = f"{'.'.join((*table, key))}: unknown key."
                 hint = f"{did_you_mean(key, keys)}{_elsewhere(key, table)}Known here: {', '.join(keys)}."
-                wrong = RecipeError(position_of(lines, (*table, key), where), told, hint, "recipe.invalid")
+                wrong = RecipeError(position_of(lines, (*table, key), where), text, hint, "recipe.invalid")
                 yield (*table, key), wrong
 
 

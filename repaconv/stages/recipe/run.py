@@ -131,8 +131,8 @@ class RecipeExecution:
     def _steps(self, placed: LocatedRecipe, *, dry_run: bool, page: bool) -> None:
         self.judge.lines, self.folder = placed.lines, str(placed.folder)
         self._take_folder()
-        told = placed.recipe.reference
-        self.reference = {name: str(value) for name, value in (told.model_dump() if told else {}).items() if value}
+        named = placed.recipe.reference
+        self.reference = {name: str(value) for name, value in (named.model_dump() if named else {}).items() if value}
         journal = Journal(placed.folder, os.path.relpath(placed.path.resolve(), placed.folder.resolve()))
         stages = {each.step.name: each for each in planned(placed, journal)}
         steps = [each.step for each in stages.values() if page or each.stage != "report"]
@@ -153,8 +153,8 @@ class RecipeExecution:
         self.progress(_headline(turn), 0, 0)
 
         def work() -> Artefact:
-            told = prefixed(turn.step.name, self.progress)
-            done = WORK[each.stage](each, placed, journal, told) if turn.why else _stored_result(each, journal)
+            reported = prefixed(turn.step.name, self.progress)
+            done = WORK[each.stage](each, placed, journal, reported) if turn.why else _stored_result(each, journal)
             self._judge(each.stage, done, placed)
             return done
 
@@ -193,8 +193,8 @@ class RecipeExecution:
         except Exception as error:  # one recipe's defect must not stop the others
             why = str(error).splitlines()[0] if str(error) else "it does not say why"
             hint = "This is a defect of repaconv. The command of that stage shows where it is."
-            told = f"{type(error).__name__}: {why.rstrip('.')}."
-            self.judge.stopped(stage, keys, label, RepaconvError(told, hint=hint, code="gate.unforeseen"))
+            text = f"{type(error).__name__}: {why.rstrip('.')}."
+            self.judge.stopped(stage, keys, label, RepaconvError(text, hint=hint, code="gate.unforeseen"))
         return None
 
 

@@ -32,11 +32,11 @@ def show_gate(done: GateReport) -> None:
 
 def checks_summary(checks: Sequence[Check]) -> str:
     """Summary of the checks: how many passed, which did not, and why some are not verified."""
-    told = [f"{sum(each.verdict == 'passed' for each in checks)} of {len(checks)} checks passed"]
+    parts = [f"{sum(each.verdict == 'passed' for each in checks)} of {len(checks)} checks passed"]
     for each in checks:
         why = f" ({each.message.rstrip('.')})" if each.verdict == "not verified" else ""
-        told += [] if each.verdict == "passed" else [f"{each.stage}: {each.name} {each.verdict}{why}"]
-    return "; ".join(told)
+        parts += [] if each.verdict == "passed" else [f"{each.stage}: {each.name} {each.verdict}{why}"]
+    return "; ".join(parts)
 
 
 def show_recipe_run(done: RecipeRun | NewRecipe) -> None:

@@ -148,8 +148,8 @@ def _line(alike: Sequence[tuple[float, float, HistoryEntry]], color: str) -> lis
     lines = [f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>']
     for x, y, entry in alike:
         fill = color if entry.quality == "trusted" else "none"
-        told = escape(f"{entry.when}: {entry.p50_ms:.3f} ms, {entry.quality}; {_configuration(entry)}")
+        text = escape(f"{entry.when}: {entry.p50_ms:.3f} ms, {entry.quality}; {_configuration(entry)}")
         lines.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{color}"><title>{told}</title></circle>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{color}"><title>{text}</title></circle>'
         )
     return lines

@@ -194,8 +194,8 @@ def _current_results(taken: run_folder.Run, folded: FoldArtefact) -> _CurrentRes
         links, stale = _split(verified.links, lambda link: link.sha256 in ("", *files))
         gone += [f"the link {link.name} of {link.candidate}" for link in stale]
         verified = verified.model_copy(update={"links": tuple(links)})
-    told = [f"{what} is of a file that the run no longer has" for what in gone]
-    return _CurrentResults(verified, exports, benches, many, estimates, builds, bundles, collected, told)
+    parts = [f"{what} is of a file that the run no longer has" for what in gone]
+    return _CurrentResults(verified, exports, benches, many, estimates, builds, bundles, collected, parts)
 
 
 def _split(given: Iterable[Any], is_present: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:

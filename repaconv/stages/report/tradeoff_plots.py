@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from repaconv.results import Raced, ReportRow, Trade
+from repaconv.results import ReportRow, SpeedTrial, Trade
 
 WIDTH, HEIGHT, LEFT, RIGHT, FLOOR, CEILING, LINE = 760, 320, 70, 640, 270, 20, 14
 COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
@@ -84,9 +84,9 @@ def curve_svg(points: Sequence[Point], what: str) -> str:
 
 def _drawn(each: Point, x: float, y: float, color: str, *, named: bool) -> list[str]:
     speed = f"speedup {each.speed:.2f}" if each.sure else f"not conclusive (about {each.speed:.1f}x)"
-    told = escape(f"{each.title}: {each.share:.1%}, {speed}")
+    text = escape(f"{each.title}: {each.share:.1%}, {speed}")
     fill = color if each.solid and each.sure else "none"
-    lines = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{color}"><title>{told}</title></circle>']
+    lines = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{color}"><title>{text}</title></circle>']
     if each.taken:
         lines.append(f'<circle class="taken" cx="{x:.1f}" cy="{y:.1f}" r="8" fill="none" stroke="{color}"/>')
     if named:
@@ -159,9 +159,9 @@ def pareto_svg(rows: Sequence[ReportRow]) -> str:
             ends = f'x1="{x(each.before_ms):.1f}" x2="{x(each.ms):.1f}" y1="{at:.1f}" y2="{at:.1f}"'
             lines.append(f'<line {ends} stroke="{color}" stroke-dasharray="3 3"/>')
             lines.append(f'<circle cx="{x(each.before_ms):.1f}" cy="{at:.1f}" r="5" fill="none" stroke="{color}"/>')
-        told = f"{each.title}: {each.accuracy:.1%}, {each.ms:.3f} ms{'' if each.sure else ', inconclusive'}"
+        text = f"{each.title}: {each.accuracy:.1%}, {each.ms:.3f} ms{'' if each.sure else ', inconclusive'}"
         dot = f'cx="{x(each.ms):.1f}" cy="{at:.1f}" r="5" fill="{color}"{"" if each.sure else PALE}'
-        lines.append(f"<circle {dot}><title>{escape(told)}</title></circle>")
+        lines.append(f"<circle {dot}><title>{escape(text)}</title></circle>")
         weight = "normal" if each.beaten(points) else "bold"
         place = f'x="{x(each.ms) + 8:.1f}" y="{at - 7:.1f}" font-weight="{weight}"'
         lines.append(f'<text {place} fill="{color}">{escape(each.title)}</text>')
@@ -189,13 +189,13 @@ def trade_svg(trade: Trade) -> str:
     return curve_svg([unchanged, *points], "quality")
 
 
-def trial_label(row: Raced) -> str:
+def trial_label(row: SpeedTrial) -> str:
     """A short label of a trial."""
     replaced = [str(len(row.blocks))] if row.blocks else []
     return f"{row.kind} {', '.join([*replaced, *map(str, row.schedule)])}"
 
 
-def quality_kept(row: Raced) -> float:
+def quality_kept(row: SpeedTrial) -> float:
     """Share of unchanged top-1 predictions; without classes, 1 minus the relative error of the outputs."""
     assert row.tried is not None
     return max(0.0, 1 - row.tried.error) if row.tried.agreement is None else row.tried.agreement

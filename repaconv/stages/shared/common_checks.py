@@ -43,7 +43,7 @@ def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:
     """
     from repaconv.stages.shared.option_dataclasses import SIZE, image_size
 
-    return None if size is None else image_size(str(SIZE.told(size)), "image_size")
+    return None if size is None else image_size(str(SIZE.format(size)), "image_size")
 
 
 def default_rewrites(device: Target, method: str) -> tuple[str, ...]:

@@ -171,10 +171,10 @@ def _no_export(
     elif any((each.artefact.target, each.artefact.precision) == (device.name, precision) for each in every):
         none += " but for what the target said before"
     others = ", ".join(each.variant.full for each in every)
-    told = f"; it has {others}" if others else ""
+    text = f"; it has {others}" if others else ""
     options = f"{wanted.options} --preset {form}" if form else wanted.options
     there = {each.artefact.precision: None for each in every if each.artefact.target == device.name}
     there.pop(precision, None)
     instead = f", or take the one that it has with --precision {next(iter(there))}" if len(there) == 1 else ""
     named = "" if run_folder.is_newest(run) else f" {shlex.quote(relative_path(str(run.folder)))}"
-    return UsageProblem(f"{none}{told}.", hint=f"repaconv export{named} {options}{instead}", code="run.no-model")
+    return UsageProblem(f"{none}{text}.", hint=f"repaconv export{named} {options}{instead}", code="run.no-model")

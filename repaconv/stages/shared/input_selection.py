@@ -103,7 +103,7 @@ def other_batch(given: Inputs, source_model: SourceModel, batch: int | None) -> 
 def taken_as_scores(scores: ClassScores, by: str) -> str:
     """The message that an output is taken as class scores though only its shape is known."""
     return (
-        f"the output {scores.told} is taken as the scores of {scores.classes} classes, by {by} "
+        f"the output {scores.text} is taken as the scores of {scores.classes} classes, by {by} "
         "(if it is not: fold --set classes=0)"
     )
 
@@ -122,13 +122,13 @@ def scores_output(source_model: SourceModel, given: Inputs, task: str | None = N
 
 def scores_note(source_model: SourceModel, given: Inputs, task: str | None = None) -> str:
     """Describe what was assumed about labels and class scores in a lossy comparison."""
-    scores, told = source_model.scores, [given.labels] if given.labels else []
+    scores, parts = source_model.scores, [given.labels] if given.labels else []
     if scores and not (task or source_model.folded.task or scores_output(source_model, given)):
-        told.append(
-            f"the output {scores.told} is compared as numbers, not as the scores of {scores.classes} classes: only its "
+        parts.append(
+            f"the output {scores.text} is compared as numbers, not as the scores of {scores.classes} classes: only its "
             f"shape says so (if it is: fold --set classes={scores.classes})"
         )
-    return "; ".join(told)
+    return "; ".join(parts)
 
 
 def _of_folder(
@@ -242,7 +242,7 @@ class Split(NamedTuple):
         return self._replace(validation=tuple(self.test[::2]), test=self.test[1::2])
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The number of images in each part, in words."""
         calibrate = [f"{len(self.calibration)} for calibration"] if self.calibration else []
         choose = [f"{len(self.validation)} for validation"] if self.validation else []

@@ -20,12 +20,12 @@ class Text(NamedTuple):
 
     Attributes:
         read: Makes the value from (text, option); from (texts, option) if the option is repeatable.
-        told: Makes the text from the value; several texts if the option is repeatable.
+        format: Makes the text from the value; several texts if the option is repeatable.
         several: Whether the option is repeatable.
     """
 
     read: Callable[[Any, str], Any]
-    told: Callable[[Any], str | list[str]]
+    format: Callable[[Any], str | list[str]]
     several: bool = False
 
 
@@ -230,8 +230,8 @@ class OptionField:
         """A value as command-line arguments."""
         if isinstance(value, bool):
             return [self.option if value else f"--no-{self.option[2:]}"]
-        told = self.definition.text.told(value) if self.definition.text else str(value)
-        return [word for each in ([told] if isinstance(told, str) else told) for word in (self.option, each)]
+        text = self.definition.text.format(value) if self.definition.text else str(value)
+        return [word for each in ([text] if isinstance(text, str) else text) for word in (self.option, each)]
 
     def read(self, typed: Any) -> Any:
         """The value of what was typed; None if nothing was typed."""
@@ -294,7 +294,7 @@ def _as_field(asked: OptionField, value: Any) -> Any:
     if isinstance(value, Path) and not asked.is_path:
         return str(value)
     if text is SIZE and value is not None and type(value) is not int:  # whose sentence names both ways to give one
-        value = SIZE.told(value)
+        value = SIZE.format(value)
     if not isinstance(value, str) or text is None:
         return value
     return text.read([value] if text.several else value, asked.name)

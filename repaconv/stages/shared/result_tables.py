@@ -31,12 +31,12 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
     for link in compared:
         error, *_ = _numbers_of(link)
         exact = link.tolerance is None or link.tolerance.kind == "exact"
-        told = link.tolerance.description if link.tolerance else ""
+        text = link.tolerance.description if link.tolerance else ""
         notes = [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_text, link.lossy_text]
         note = "; ".join(filter(None, notes))
         of = link.reference.partition(OUTPUT)[2] if OUTPUT not in link.candidate else ""
         candidate = plain(link.candidate + (OUTPUT + of if of else "")) + (f"\n[dim]{plain(note)}[/]" if note else "")
-        rows.add_row(colored(link.verdict), plain(label(link, compared)), candidate, error, told if exact else "lossy")
+        rows.add_row(colored(link.verdict), plain(label(link, compared)), candidate, error, text if exact else "lossy")
     for name, metrics in (for_scale or {}).items():
         rows.add_row(
             "not evaluated", ROUNDING, f"{plain(name)}\n{ROUNDING_TOLD}", _numbers(metrics)[0], "", style="dim"
@@ -54,8 +54,8 @@ def _all_numbers(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
         rows.add_row(link.name, plain(link.candidate), plain(link.reference), *numbers, allowed, verdict)
     for name, metrics in for_scale.items():
         candidate, _, reference = name.partition(" against ")
-        told = f"not evaluated ({ROUNDING_TOLD})"
-        rows.add_row(ROUNDING, candidate, reference, *_numbers(metrics), "", told, style="dim")
+        text = f"not evaluated ({ROUNDING_TOLD})"
+        rows.add_row(ROUNDING, candidate, reference, *_numbers(metrics), "", text, style="dim")
     return rows
 
 
@@ -97,12 +97,12 @@ def locations(links: Iterable[Link]) -> None:
     for link in links:
         if link.location and link.verdict == "failed":
             where, why = link.location.module, plain(link.location.reason)
-            told = (
+            text = (
                 f" first different at [bold]{plain(where)}[/]: {why}"
                 if where
                 else f": no single layer found as the cause ({why})"
             )
-            stdout().print(f"[bold red]{link.name}[/]{told}")
+            stdout().print(f"[bold red]{link.name}[/]{text}")
 
 
 def count_text(count: int, noun: str) -> str:
@@ -145,9 +145,9 @@ def costs(training: Cost, deploy: Cost) -> Table:
 
 def print_images_and_classes(images: str, classes: str = "") -> None:
     """Print how images were preprocessed, and what the classes of the scores are, where that is known."""
-    for what, told in (("images", images), ("classes", classes)):
-        if told:
-            stdout().print(f"[dim]{what}: {plain(told)}[/]")
+    for what, description in (("images", images), ("classes", classes)):
+        if description:
+            stdout().print(f"[dim]{what}: {plain(description)}[/]")
 
 
 def preset_text(rewrites: tuple[str, ...]) -> str:

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _NAMES = {"float32": "F32", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
 
 
-def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> None:
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a checkpoint with its metadata; equal contents give equal bytes.
 
     The library's own writer orders the metadata at random.
     """
     from safetensors.torch import save
 
-    plain = save({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}, dict(told))
+    plain = save({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}, dict(metadata))
     behind = 8 + int.from_bytes(plain[:8], "little")
     text = json.dumps(json.loads(plain[8:behind]), sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

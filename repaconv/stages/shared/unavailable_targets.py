@@ -108,9 +108,9 @@ def remote_commands(
     words = f"{of} {shlex.join(asked)}"
     bench = f"repaconv bench{words}"
     networks, of_run = takes_networks(device), exported is not None
-    told = "what is estimated" if networks else "first of all"
+    text = "what is estimated" if networks else "first of all"
     graph = EstimateOptions(target=options.target, precision=_graph_precision(device, options)).words()
-    export = [] if exported is not False else [(f"repaconv export{of} {shlex.join(graph)}", told)]
+    export = [] if exported is not False else [(f"repaconv export{of} {shlex.join(graph)}", text)]
     if of_run and device.runtime == "tensorrt":
         there = [
             (f"repaconv bundle{words}", "copy it to the device,"),
@@ -128,7 +128,7 @@ def remote_commands(
     measured = [*there, *export] if networks else [*export, *there]  # modules are measured without an export
     found = [*measured, (f"{bench} --estimate", "estimated, not measured")]
     width = max(len(line) for line, _ in found)
-    return [f"{line:{width}}  # {told}" for line, told in found]
+    return [f"{line:{width}}  # {text}" for line, text in found]
 
 
 def _exported(device: Target, options: BenchOptions, run: run_folder.Run) -> bool:

@@ -44,12 +44,12 @@ class Loss(NamedTuple):
     Attributes:
         disagreement: Share of images with a changed top-1 prediction; None if the configuration does not run.
         link: The comparison with FP32; None if the configuration does not run.
-        told: Why the configuration is rejected; empty if it is not.
+        rejection: Why the configuration is rejected; empty if it is not.
     """
 
     disagreement: float | None
     link: Link | None
-    told: str
+    rejection: str
 
 
 @dataclass
@@ -77,7 +77,7 @@ class LossEvaluation:
 
     def allows(self, deployment: Deployment) -> bool:
         """Whether the configuration is FP32, or its loss is within the budget."""
-        return deployment.precision == "fp32" or not self.loss(deployment).told
+        return deployment.precision == "fp32" or not self.loss(deployment).rejection
 
     def loss(self, deployment: Deployment) -> Loss:
         """The loss on the validation split; configurations that differ only in threads and streams share one result."""
@@ -209,7 +209,7 @@ class LossEvaluation:
         if row.deployment in left:
             return row.model_copy(update={"description": left[row.deployment]})
         loss = self.losses.get(_without_concurrency(row.deployment))
-        changed = loss._asdict() | {"description": loss.told or row.description} if loss else {}
+        changed = loss._asdict() | {"description": loss.rejection or row.description} if loss else {}
         return row.model_copy(update=changed)
 
     def _open(self, deployment: Deployment) -> Session:
@@ -244,8 +244,8 @@ class LossEvaluation:
             compared.add(found, right, labels=call.labels)
         (link,), metrics = compared.links(precision, "ONNX, float32"), compared.metrics("logits")
         other = metrics.top1_flips / metrics.images
-        told = "" if link.verdict == "passed" else f"{link.verdict} as a link"
-        return Loss(other, link, self._too_much(other, link) or told)
+        text = "" if link.verdict == "passed" else f"{link.verdict} as a link"
+        return Loss(other, link, self._too_much(other, link) or text)
 
     def _evaluate_in_task(
         self,
@@ -268,8 +268,8 @@ class LossEvaluation:
         link = links[-1]
         if link.task is None:
             return Loss(None, None, f"left: {link.note}")
-        told = next((f"{each.verdict} as a link" for each in links if each.verdict != "passed"), "")
-        return Loss(link.task.disagreement, link, self._too_much(link.task.disagreement, link) or told)
+        text = next((f"{each.verdict} as a link" for each in links if each.verdict != "passed"), "")
+        return Loss(link.task.disagreement, link, self._too_much(link.task.disagreement, link) or text)
 
     def _too_much(self, other: float, link: Link) -> str:
         """Which part of the budget is exceeded, in words; empty if none."""
@@ -296,13 +296,13 @@ def final_rows(
     if rows[0].deployment.precision == "fp32":
         return rows, None
     loss = evaluation.final_loss(rows[0].deployment)
-    if not loss.told:
+    if not loss.rejection:
         return rows, loss
     exact = [row for row in rows[1:] if row.deployment.precision == "fp32" and not row.description.startswith("left")]
     shown = {row.deployment: row.ratio.median for row in exact if row.ratio is not None and row.ratio.low > 1}
     exact = sorted((row for row in exact if row.deployment in shown), key=lambda row: -shown[row.deployment])
     exact += [row for row in rows if row.deployment == baseline]
-    given_up = rows[0].model_copy(update={"description": f"{loss.told}, on images that chose nothing"})
+    given_up = rows[0].model_copy(update={"description": f"{loss.rejection}, on images that chose nothing"})
     others = [row for row in rows[1:] if row is not exact[0]]
     return [exact[0].model_copy(update={"description": "the best exact one"}), given_up, *others], loss
 
@@ -406,7 +406,7 @@ def _require_enough_of_task(given: Split, name: str, allowed: float) -> None:
     wanted = wanted if allowed < 1 else 1
     if min(counts) < wanted:
         raise UsageProblem(
-            f"{given.told}: {min(counts)} {of} cannot tell whether no more than {allowed:.2%} is lost.",
+            f"{given.description}: {min(counts)} {of} cannot tell whether no more than {allowed:.2%} is lost.",
             hint=f"Give {wanted} {of} or more for validation and as many for evaluation "
             f"({2 * wanted + len(given.calibration)} in all), or allow more.",
             code="tune.too-few",
@@ -438,7 +438,7 @@ def _require_enough(given: Split, name: str, allowed: float) -> None:
     if count < wanted:
         what = "change their top-1 prediction" if name == "max_disagreement" else "fewer are right"
         raise UsageProblem(
-            f"{given.told}: they cannot tell whether no more than {allowed:.2%} {what}.",
+            f"{given.description}: they cannot tell whether no more than {allowed:.2%} {what}.",
             hint=f"Give {2 * wanted + len(given.calibration)} images or more, or allow more.",
             code="tune.too-few",
         )

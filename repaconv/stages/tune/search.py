@@ -283,11 +283,11 @@ class _Rows:
     def __post_init__(self) -> None:
         self.found[self.baseline] = Candidate(deployment=self.baseline, expected=1.0, description="the baseline")
 
-    def measured(self, wanted: Iterable[Deployment], rounds: int, told: str) -> dict[Deployment, float]:
+    def measured(self, wanted: Iterable[Deployment], rounds: int, description: str) -> dict[Deployment, float]:
         """Measure and record; returns the speedup over the baseline of those whose speedup is known."""
         asked = [each for each in dict.fromkeys(wanted) if each != self.baseline]
         for each, known in self.measure(asked, rounds).items() if asked else ():
-            self.record(each, rounds=known.rounds, ratio=known.ratio, description=told)
+            self.record(each, rounds=known.rounds, ratio=known.ratio, description=description)
         return {each: self.speedup(each) for each in asked if self.found.get(each) and self.found[each].ratio}
 
     def record(self, deployment: Deployment, **more: Any) -> None:

@@ -163,7 +163,7 @@ class WorkerMeasurement:
         others = {name: paths[each] for name, each in names.items()}
         reference = self.graphs.path(self.baseline)
         found = self.measurer(reference, others, rounds, image_size=self.image_size) if others else {}
-        why = {names[name]: f"left: {told}" for name, told in found.items() if isinstance(told, str)}
+        why = {names[name]: f"left: {reason}" for name, reason in found.items() if isinstance(reason, str)}
         return {**wrong, **why, **{names[name]: ratio for name, ratio in found.items() if isinstance(ratio, Ratio)}}
 
 
@@ -423,10 +423,10 @@ class Journal:
     def _same(self, deployment: Deployment) -> Deployment:
         """The first configuration with the same graph and settings: different rewrites may give equal graphs."""
         if not self._first:
-            self._first[self._told(self.baseline)] = self.baseline
-        return self._first.setdefault(self._told(deployment), deployment)
+            self._first[self._summary(self.baseline)] = self.baseline
+        return self._first.setdefault(self._summary(deployment), deployment)
 
-    def _told(self, deployment: Deployment) -> str:
+    def _summary(self, deployment: Deployment) -> str:
         """A key that is equal for configurations with the same graph and settings."""
         return canonical_json({**deployment.model_dump(mode="json"), "rewrites": self.graphs.same(deployment)})
 

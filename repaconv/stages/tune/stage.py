@@ -217,7 +217,7 @@ class _Plan(NamedTuple):
     def images(self) -> str:
         """The images and what they are for, in words; empty if there are none."""
         if self.given or self.checked is None:
-            return self.given.told if self.given else ""
+            return self.given.description if self.given else ""
         return f"{self.checked.name}: outputs of FP32 configurations are compared on some of them"
 
     def answer(self) -> TuneArtefact | None:
@@ -408,8 +408,8 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     else:
         rows = search(trials, work, journal, evaluation.allows, plan.rounds, milder, _records(plan))
     rows = [row.model_copy(update={"memory_bytes": journal.memory(row.deployment)}) for row in rows]
-    told, loss = final_rows([evaluation.completed_row(row, journal.left) for row in rows], evaluation, baseline)
-    return _artefact(plan, told, loss, journal, left)
+    final, loss = final_rows([evaluation.completed_row(row, journal.left) for row in rows], evaluation, baseline)
+    return _artefact(plan, final, loss, journal, left)
 
 
 def _records(plan: _Plan) -> list[Observation]:

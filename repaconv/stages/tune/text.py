@@ -28,15 +28,15 @@ def show_tune(done: TuneArtefact) -> None:
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
         how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
         right = [_accuracy_change(row.link)] if labelled else []
-        form, told = _differences_from_baseline(how, done.baseline), plain(row.description)
-        rows.add_row(plain(how.runtime), how.precision, form, found, memory, lost, *right, told)
+        form, skipped = _differences_from_baseline(how, done.baseline), plain(row.description)
+        rows.add_row(plain(how.runtime), how.precision, form, found, memory, lost, *right, skipped)
     stdout().print(rows)
-    for told in done.skipped:
-        stdout().print(f"[yellow]skipped[/]: {plain(told)}")
+    for skipped in done.skipped:
+        stdout().print(f"[yellow]skipped[/]: {plain(skipped)}")
     best, seconds = done.deployment, f"{done.note}, {done.seconds:.0f} s then" if done.note else f"{done.seconds:.0f} s"
     seconds += "" if done.complete else f"; not all was measured in {done.budget_s:.0f} s, a larger --budget resumes"
     exact = "exact, float32" if best.precision == "fp32" else f"[yellow]lossy[/], {best.precision}"
-    gain = f"; {done.ratio.told('it', 'the default')}" if done.ratio else ""
+    gain = f"; {done.ratio.text('it', 'the default')}" if done.ratio else ""
     what = "the fastest" if done.ratio is None or done.ratio.conclusive else "taken"
     stdout().print(
         f"{what} for {done.objective} on {plain(done.target)}: [bold]{plain(best.runtime)}[/], {exact}, "
@@ -82,9 +82,9 @@ def _differences_from_baseline(way: Deployment, baseline: Deployment) -> str:
     """
     more = [f"+{name}" for name in way.rewrites if name not in baseline.rewrites]
     less = [f"-{name}" for name in baseline.rewrites if name not in way.rewrites]
-    told = " ".join([*more, *less]) or "the default preset"
+    rewrites = " ".join([*more, *less]) or "the default preset"
     kept = f"float32: {first_names(way.fp32_modules, MOST_NAMED_MODULES)}" if way.fp32_modules else ""
     streams = f"{way.streams} streams of {way.threads} thread(s)" if way.streams > 1 else ""
     batch = f"batch {way.batch}" if way.batch != baseline.batch else ""
     by = f"int8 by {way.quantizer}" if way.quantizer else ""
-    return plain("; ".join(filter(None, [told, by, kept, *way.settings, streams, batch])))
+    return plain("; ".join(filter(None, [rewrites, by, kept, *way.settings, streams, batch])))

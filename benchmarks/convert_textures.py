@@ -38,9 +38,9 @@ from repaconv.conversion.plain_vit import read_plain
 from repaconv.core.files import sha256_of
 from repaconv.engines.contract import Session
 from repaconv.results import Link, Tolerance
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.model_opening import OpenedModel, open_model
 from repaconv.stages.shared.safetensors_weights import write_checkpoint
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.comparison import link_between
 from repaconv.verification.input_batches import Batch
 from repaconv.verification.model_runners import Images, call_of

@@ -36,8 +36,8 @@ from repaconv.onnx_export.fp16_and_int8 import to_int8
 from repaconv.results import Deployment
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_of_run import source_model_of
-from repaconv.stages.shared.common_checks import default_rewrites, load_target
 from repaconv.stages.shared.lower_precision import int8_for
+from repaconv.stages.shared.target_lookup import default_rewrites, load_target
 from repaconv.stages.tune.search import Candidates
 
 TARGETS = {"x86-64": "", "x86-64-openvino": "onnxruntime-symmetric"}

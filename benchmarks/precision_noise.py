@@ -30,8 +30,8 @@ from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZED
 from repaconv.results import MethodFold
 from repaconv.sources.verified_onnx_export import runnable
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.lower_precision import to_precision
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.input_batches import Inputs, npz_inputs, random_inputs
 from repaconv.verification.model_runners import image_model

@@ -25,8 +25,8 @@ import repaconv
 from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
 from repaconv.results import Roofline
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.model_opening import precision_of
+from repaconv.stages.shared.target_lookup import load_target
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT, PAGE, WORK = ROOT / "benchmarks/results/roofline.jsonl", ROOT / "docs/roofline.md", ROOT / "build/roofline"

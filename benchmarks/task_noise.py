@@ -36,8 +36,8 @@ from repaconv.engines.session_loading import load_session  # noqa: E402
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZED  # noqa: E402
 from repaconv.onnx_export.torch_exporter import to_onnx  # noqa: E402
 from repaconv.sources.verified_onnx_export import runnable  # noqa: E402
-from repaconv.stages.shared.common_checks import load_target  # noqa: E402
 from repaconv.stages.shared.lower_precision import to_precision  # noqa: E402
+from repaconv.stages.shared.target_lookup import load_target  # noqa: E402
 from repaconv.tasks.contract import NetworkFacts  # noqa: E402
 from repaconv.tasks.evaluation import Evaluation  # noqa: E402
 from repaconv.tasks.recognition import Choice  # noqa: E402

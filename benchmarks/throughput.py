@@ -29,7 +29,7 @@ import repaconv
 from repaconv.benchmark.latency_statistics import ratio
 from repaconv.benchmark.machine_fingerprint import machine_key
 from repaconv.core.files import canonical_json
-from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.target_lookup import load_target
 
 ROUNDS = 60
 """Of streams."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from repaconv.core import plugins
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.target_lookup import load_target
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "forms.md"
 HEAD = """# Rewrites

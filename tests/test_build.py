@@ -28,9 +28,9 @@ from repaconv.onnx_export.fp16_and_int8 import to_fp16
 from repaconv.onnx_export.torch_exporter import to_onnx
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.build.stage import TimingCache, profile_shapes
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.model_opening import open_model
+from repaconv.stages.shared.target_lookup import load_target
 
 NETS = (
     "repavit-tiny",

@@ -21,7 +21,7 @@ from repaconv.graph.compute_costs import fix_shape, node_works
 from repaconv.graph.model_rewriting import read
 from repaconv.results import BenchArtefact, EstimateArtefact, Limits
 from repaconv.stages.bench.latency_baselines import history_of
-from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.target_lookup import load_target
 
 RUN = Path("repaconv-out/tiny")
 ELSEWHERE = "arm64" if platform.machine() != "aarch64" else "x86-64"

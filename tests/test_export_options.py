@@ -23,7 +23,7 @@ from repaconv.onnx_export.fp32_layer_selection import nodes_kept_in_fp32
 from repaconv.onnx_export.opset_lowering import lower
 from repaconv.results import ExportArtefact
 from repaconv.stages.export.text import show_export
-from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.target_lookup import load_target
 
 RUN = Path("repaconv-out/net")
 

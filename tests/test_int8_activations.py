@@ -17,8 +17,8 @@ from repaconv.core.errors import UsageProblem
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.onnx_export.fp16_and_int8 import Int8, to_int8
 from repaconv.onnx_export.fp32_layer_selection import nodes_kept_in_fp32
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.lower_precision import int8_for
+from repaconv.stages.shared.target_lookup import load_target
 
 
 def images(seed):

@@ -16,8 +16,8 @@ from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.recipe.options import GateOptions
-from repaconv.stages.shared.common_checks import as_image_size, load_target
-from repaconv.stages.shared.option_dataclasses import by_name, options_of, validated
+from repaconv.stages.shared.option_dataclasses import as_image_size, by_name, options_of, validated
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.verify.options import VerifyOptions
 

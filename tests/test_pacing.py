@@ -27,7 +27,7 @@ from repaconv.core.files import canonical_json
 from repaconv.core.progress import silent
 from repaconv.results import Ratio, SpeedTarget, SpeedTrial, Trade, Tried
 from repaconv.stages.convert.speed_target import SpeedMeasurement, speed_search
-from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.target_lookup import load_target
 
 VIT_B = TokenCounts(12, 1, 196)
 

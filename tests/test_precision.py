@@ -50,8 +50,8 @@ from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.onnx_export.torch_exporter import check, to_onnx
 from repaconv.rewrites.speed.silu_as_quotient import SILU_AS_QUOTIENT
 from repaconv.sources.verified_onnx_export import runnable
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.lower_precision import int8_for, largest_values, loader_for, to_precision
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.tune.search import sensitivities
 from repaconv.stages.verify.verification_chain import CLIPPED_NOTE
 from repaconv.verification.comparison import link_between

@@ -19,8 +19,8 @@ from repaconv.core.files import write_artefact
 from repaconv.distributed import sweep as sweeping
 from repaconv.engines.targets.schema import parse
 from repaconv.methods.riformer import METHOD
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.exports_of_run import export_for, target_sha256
+from repaconv.stages.shared.target_lookup import load_target
 
 # --- exports beside each other ----------------------------------------------------------------------------
 

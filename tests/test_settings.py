@@ -16,10 +16,9 @@ from repaconv.checkpoints import claimed_accuracy, read_checkpoint
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
 from repaconv.method_api.preprocessing import preprocessing_of
-from repaconv.method_api.settings import SettingsReader, natural
+from repaconv.method_api.settings import SettingsReader, contradictions, natural
 from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.methods.riformer import METHOD as RIFORMER
-from repaconv.stages.shared.common_checks import contradictions
 
 RUN = Path("run")
 ARGS = {"idle_ratio": 0.75, "num_heads": 3, "mean": [0.305] * 3, "std": [0.33] * 3}

@@ -13,7 +13,7 @@ import pytest
 from repaconv import models
 from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem
-from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.target_lookup import load_target
 
 ENVIRONMENT, INCONCLUSIVE = 3, 5
 HERE = ("x86-64", "x86-64-openvino", "cpu-torch", "cpu-torch@compiled")

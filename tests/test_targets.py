@@ -26,7 +26,7 @@ from repaconv.onnx_export.opset_lowering import lower
 from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.onnx_export.torch_exporter import OLDEST_EXPORTED, check, to_onnx
 from repaconv.stages.export import stage
-from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.model_runners import TorchRunner, image_model, load_onnx
 
 NETS = (

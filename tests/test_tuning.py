@@ -38,9 +38,9 @@ from repaconv.results import Candidate, Change, Deployment, ExportArtefact, Rati
 from repaconv.sources.source_model import GraphSpec
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.sources.verified_onnx_export import Proving, exported_graph
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split
 from repaconv.stages.shared.preset_choice import open_deployment
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.tune import accuracy_loss, stage
 from repaconv.stages.tune import search as candidates
 from repaconv.stages.tune.accuracy_loss import task_of_losses
@@ -548,7 +548,7 @@ def test_masks_of_the_same_name_in_two_folders_are_all_part_of_the_question(tmp_
 
 def test_an_answer_is_of_its_question(monkeypatch):
     """Of the time that it had, of this repaconv; with lower precision of the weights, the images and the budget."""
-    from repaconv.stages.shared import common_checks
+    from repaconv.stages.shared import result_provenance
 
     calls: list[set[str]] = []
 
@@ -595,7 +595,7 @@ def test_an_answer_is_of_its_question(monkeypatch):
     assert asked(name="second.pth")[0].note
     with pytest.raises(Refused, match=r"gone\.npz"):
         asked(**{**low, "inputs": "gone.npz"})
-    monkeypatch.setattr(common_checks, "version", lambda _package: "9")
+    monkeypatch.setattr(result_provenance, "version", lambda _package: "9")
     assert asked()[1]
 
 

@@ -45,7 +45,7 @@ def _require_its_card(target: str) -> None:
         EnvironmentProblem: If there is none, or another.
     """
     from repaconv.engines.nvidia_gpu import require_gpu
-    from repaconv.stages.shared.common_checks import load_target
+    from repaconv.stages.shared.target_lookup import load_target
 
     if not (wanted := load_target(target).compute_capability):
         return
@@ -83,7 +83,7 @@ def _beside(step: Step, folder: Path, shape: tuple[int, ...]) -> Iterator[tuple[
     from gpu.models import by_hand
     from repaconv.engines.contract import BuildSpec, SessionSpec
     from repaconv.graph.onnx_files import read_graph
-    from repaconv.stages.shared.common_checks import load_target
+    from repaconv.stages.shared.target_lookup import load_target
     from repaconv.verification.model_runners import Images
 
     runtime, precision = runtime_of(step), step.given["precision"]

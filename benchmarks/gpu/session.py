@@ -206,7 +206,7 @@ def tell(targets: list[str]) -> None:
     from repaconv.benchmark.machine_fingerprint import version_of
     from repaconv.core import plugins
     from repaconv.core.errors import EnvironmentProblem
-    from repaconv.stages.shared.common_checks import load_target
+    from repaconv.stages.shared.target_lookup import load_target
 
     absent, devices = {}, {target: load_target(target) for target in targets}
     engines = {target: plugins.load(plugins.ENGINES, device.runtime) for target, device in devices.items()}

@@ -103,7 +103,7 @@ def _milliseconds(call: Callable[[], Any]) -> float:
 
 def runtime_of(step: Step) -> Any:
     from repaconv.core import plugins
-    from repaconv.stages.shared.common_checks import load_target
+    from repaconv.stages.shared.target_lookup import load_target
 
     return plugins.load(plugins.ENGINES, load_target(step.given["target"]).runtime)
 
@@ -152,8 +152,8 @@ def located(link: Any, step: Step, folder: Path, images: Any) -> Any:
     from repaconv.core import plugins
     from repaconv.engines.contract import SessionSpec
     from repaconv.sources.source_model import DEPLOY
-    from repaconv.stages.shared.common_checks import load_target
     from repaconv.stages.shared.exports_of_run import export_for
+    from repaconv.stages.shared.target_lookup import load_target
     from repaconv.stages.verify.layer_divergence import within_engine
     from repaconv.verification.divergence_location import locate
     from repaconv.verification.model_runners import TorchTrace

@@ -16,9 +16,9 @@ from repaconv.core.errors import RepaconvError
 from repaconv.core.progress import silent
 from repaconv.results import Candidate, Deployment, TuneArtefact
 from repaconv.sources.source_of_run import source_model_of
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split, choose_inputs, fixed_batch
 from repaconv.stages.shared.preset_choice import open_deployment
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.tune.accuracy_loss import LossEvaluation, require_evaluation_images
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.output_check import OutputCheck

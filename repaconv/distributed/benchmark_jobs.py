@@ -14,7 +14,7 @@ from repaconv.engines.targets import Target
 from repaconv.results import BenchArtefact, Record
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.bench.stage import bench_by
-from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.target_lookup import load_target
 
 SENT_OPTIONS = ("threads", "batch", "image_size", "rounds", "protocol", "profile", "seed")
 """The benchmark options that are sent with a job."""

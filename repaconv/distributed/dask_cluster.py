@@ -19,7 +19,7 @@ from repaconv.core.progress import Progress, silent
 from repaconv.distributed.benchmark_jobs import Job, checked_result, run_job
 from repaconv.distributed.options import ClusterOptions, WorkerOptions
 from repaconv.results import BenchArtefact
-from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.target_lookup import load_target
 
 ATTEMPTS = 3
 """Number of workers that may die while running a job before the job is given up."""

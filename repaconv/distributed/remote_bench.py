@@ -24,8 +24,9 @@ from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.bundle.collect import evaluated_result
 from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.bundle.stage import bundle_by
-from repaconv.stages.shared.common_checks import as_image_size, with_files
 from repaconv.stages.shared.exports_of_run import Export
+from repaconv.stages.shared.option_dataclasses import as_image_size
+from repaconv.stages.shared.result_provenance import with_files
 
 # Timeout on the board: if the connection drops, the process there keeps running.
 BOARD_TIMEOUT_S = 3600

@@ -34,9 +34,10 @@ from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.export.stage import export
 from repaconv.stages.fold.stage import fold
 from repaconv.stages.recipe.recipe_file import own_file
-from repaconv.stages.shared.common_checks import load_target, made_by, with_files
 from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.result_provenance import made_by, with_files
+from repaconv.stages.shared.target_lookup import load_target
 
 # The matrix of a sweep: its file format and its cells
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from repaconv.core.deprecation import deprecated, former_names
@@ -155,6 +155,13 @@ def _equal(found: Any, given: Any) -> bool:
         return len(found) == len(given) and all(map(_equal, found, given))
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (found, given))
     return math.isclose(found, given, rel_tol=1e-6) if numbers else bool(found == given)
+
+
+def contradictions(facts: Sequence[Fact]) -> tuple[str, ...]:
+    """The user's settings that contradict the checkpoint, in words."""
+    return tuple(
+        f"--set {fact.name}={fact.value} contradicts the checkpoint: {fact.against}" for fact in facts if fact.overrules
+    )
 
 
 def one_of(*choices: str) -> Callable[[str], str]:

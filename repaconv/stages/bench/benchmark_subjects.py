@@ -19,10 +19,11 @@ from repaconv.results import ExportArtefact, FoldArtefact, ImageSize, TrainingAr
 from repaconv.sources.source_model import DEPLOY, TRAINING, GraphSpec, SourceModel
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.sources.verified_onnx_export import write_graph
-from repaconv.stages.shared.common_checks import load_target, made_by
 from repaconv.stages.shared.engine_files import build_of, takes_networks
 from repaconv.stages.shared.exports_of_run import Export, export_for
 from repaconv.stages.shared.input_selection import fixed_batch
+from repaconv.stages.shared.result_provenance import made_by
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.onnx_model_loading import inputs_of
 
 if TYPE_CHECKING:

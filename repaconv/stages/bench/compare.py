@@ -16,12 +16,14 @@ from repaconv.sources.class_score_outputs import class_scores
 from repaconv.stages.bench.compared_models import ComparedModel, open_for_comparison
 from repaconv.stages.bench.options import BenchOptions, CompareOptions
 from repaconv.stages.bench.stage import bench_by
-from repaconv.stages.shared.common_checks import load_target, made_by, require_threads, with_files
+from repaconv.stages.shared.common_options import require_threads
 from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.evaluation_images import MAX_IMAGES, NO_IMAGES, evaluation_images, without_evidence
 from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
 from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.result_provenance import made_by, with_files
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.verification.float64_agreement import graph_rounding
 from repaconv.verification.rounding import network_rounding

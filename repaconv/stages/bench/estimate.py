@@ -15,11 +15,12 @@ from repaconv.results import BenchArtefact, BundleArtefact, CollectArtefact, Est
 from repaconv.stages.bench.benchmark_inputs import image_shape
 from repaconv.stages.bench.benchmark_subjects import choose_subjects, fixed_batch_of
 from repaconv.stages.bench.options import EstimateOptions
-from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, with_files
 from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers, takes_networks
 from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.model_opening import precision_of
-from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.option_dataclasses import as_image_size, by_name
+from repaconv.stages.shared.result_provenance import made_by, with_files
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.shared.unavailable_targets import why_not_here
 from repaconv.verification.onnx_model_loading import require_input_shapes
 

@@ -24,11 +24,13 @@ from repaconv.stages.bench.latency_measurement import (
     measure_models,
 )
 from repaconv.stages.bench.options import BenchOptions
-from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, require_threads, with_files
+from repaconv.stages.shared.common_options import require_threads
 from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers, takes_networks
 from repaconv.stages.shared.model_opening import compare_outputs
-from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.option_dataclasses import as_image_size, by_name
 from repaconv.stages.shared.preset_choice import ResolvedOptions, resolve_preset
+from repaconv.stages.shared.result_provenance import made_by, with_files
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.shared.unavailable_targets import require_here
 from repaconv.verification.tolerances import bounded
 

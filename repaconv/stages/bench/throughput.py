@@ -16,8 +16,8 @@ from repaconv.results import Throughput, ThroughputArtefact
 from repaconv.stages.bench.latency_measurement import MeasuredOutputs, Plan
 from repaconv.stages.bench.options import BenchOptions, ThroughputOptions
 from repaconv.stages.bench.stage import is_single_file, plan_bench, resolve_bench_preset
-from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.result_provenance import made_by, with_files
 
 if TYPE_CHECKING:
     from repaconv.benchmark.interleaved_protocol import Measurement

@@ -19,13 +19,14 @@ from repaconv.sources.source_model import SourceModel
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.build.options import BuildOptions
-from repaconv.stages.shared.common_checks import load_target, made_by, with_files
 from repaconv.stages.shared.engine_files import version_for
 from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
 from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
 from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.preset_choice import ResolvedOptions, resolve_preset
+from repaconv.stages.shared.result_provenance import made_by, with_files
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.stages.shared.unavailable_targets import remote_commands, why_not_here
 from repaconv.verification.model_runners import load_onnx

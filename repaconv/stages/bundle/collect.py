@@ -17,8 +17,8 @@ from repaconv.core.progress import Progress, silent
 from repaconv.results import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.bundle.stage import expected_in
-from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.exports_of_run import exports_of
+from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.stages.shared.task_choice import evaluation_of, size_in
 from repaconv.stages.verify.verification_chain import REFERENCE
 

@@ -22,12 +22,13 @@ from repaconv.results import BundleArtefact, ExportArtefact, FoldArtefact, Toler
 from repaconv.sources.source_model import SourceModel
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.bundle.options import BundleOptions
-from repaconv.stages.shared.common_checks import load_target, made_by, with_files
 from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
 from repaconv.stages.shared.exports_of_run import export_for, exports_of
 from repaconv.stages.shared.input_selection import choose_inputs, fill_batch, scores_output
 from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.preset_choice import resolve_preset
+from repaconv.stages.shared.result_provenance import made_by, with_files
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.model_runners import named
 from repaconv.verification.onnx_model_loading import inputs_of
 

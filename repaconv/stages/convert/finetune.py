@@ -15,8 +15,8 @@ from repaconv.stages.convert.image_and_option_checks import read_images
 from repaconv.stages.convert.options import FinetuneOptions
 from repaconv.stages.fold.checkpoint_fold import fold_file_by
 from repaconv.stages.fold.options import FoldOptions
-from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.stages.shared.safetensors_weights import write_checkpoint
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from repaconv.core.progress import Progress, silent
 from repaconv.results import ScoreArtefact
 from repaconv.stages.convert.image_and_option_checks import read_images, require_kernel
 from repaconv.stages.convert.options import ScoreOptions
-from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.result_provenance import made_by, with_files
 
 if TYPE_CHECKING:
     from torch import Tensor

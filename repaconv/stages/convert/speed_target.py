@@ -20,9 +20,9 @@ from repaconv.results import Ratio, SpeedTarget, SpeedTrial
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_model import DEPLOY, GraphSpec
 from repaconv.sources.verified_onnx_export import Proving, exported_graph, write_graph
-from repaconv.stages.shared.common_checks import default_rewrites, load_target
 from repaconv.stages.shared.engine_files import takes_networks
 from repaconv.stages.shared.model_opening import open_model
+from repaconv.stages.shared.target_lookup import default_rewrites, load_target
 from repaconv.stages.shared.unavailable_targets import why_not_here
 from repaconv.verification.model_runners import call_of
 

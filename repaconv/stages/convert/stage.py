@@ -23,9 +23,9 @@ from repaconv.stages.convert.speed_target import (
 from repaconv.stages.convert.tradeoff import ConversionSource, MeasuredConversion, measure_tradeoff
 from repaconv.stages.fold.checkpoint_fold import fold_file_by
 from repaconv.stages.fold.options import FoldOptions
-from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.fetched_files import local_weights
 from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.stages.shared.safetensors_weights import write_checkpoint
 
 if TYPE_CHECKING:

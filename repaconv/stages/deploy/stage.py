@@ -15,10 +15,10 @@ from repaconv.stages.recipe.options import GateOptions
 from repaconv.stages.recipe.plan import LocatedRecipe
 from repaconv.stages.recipe.recipe_file import Recipe, RecipeProblem
 from repaconv.stages.recipe.run import RecipeExecution
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import version_for
 from repaconv.stages.shared.fetched_files import local_path
 from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.shared.unavailable_targets import why_not_here
 
 if TYPE_CHECKING:

@@ -23,13 +23,6 @@ from repaconv.sources.source_model import DEPLOY, GraphSpec, SourceModel
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.sources.verified_onnx_export import Graph, write_graph
 from repaconv.stages.export.options import ExportOptions
-from repaconv.stages.shared.common_checks import (
-    as_image_size,
-    default_rewrites,
-    load_target,
-    made_by,
-    with_files,
-)
 from repaconv.stages.shared.evaluation_images import NO_IMAGES, image_set, without_evidence
 from repaconv.stages.shared.exports_of_run import exports_of, target_sha256
 from repaconv.stages.shared.input_selection import (
@@ -42,8 +35,10 @@ from repaconv.stages.shared.input_selection import (
     scores_note,
 )
 from repaconv.stages.shared.lower_precision import LowPrecisionGraph, int8_for, lower_and_compare, require_supported
-from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.option_dataclasses import as_image_size, by_name
 from repaconv.stages.shared.preset_choice import GraphPreset, preset_for, resolve_export_preset
+from repaconv.stages.shared.result_provenance import made_by, with_files
+from repaconv.stages.shared.target_lookup import default_rewrites, load_target
 from repaconv.stages.shared.task_choice import task_of
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ def show_export(done: ExportArtefact) -> None:
 
 def _without_kernel(done: ExportArtefact) -> list[str]:
     """The nodes kept in FP32 whose operator, which their name ends with, the target does not compute otherwise."""
-    from repaconv.stages.shared.common_checks import load_target
+    from repaconv.stages.shared.target_lookup import load_target
 
     try:
         operators = load_target(done.target).fp32_operators.get(done.precision, ())

@@ -12,8 +12,8 @@ from repaconv.core.progress import Progress, silent
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import Fetched
 from repaconv.sources.named_architectures import WEIGHTS
-from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.fetched_files import FETCHED, address_of, record_of
+from repaconv.stages.shared.result_provenance import made_by, with_files
 
 FOLDER = (*WEIGHTS, "config.json", "preprocessor_config.json")
 """Files that are downloaded from a folder; none of them is code."""

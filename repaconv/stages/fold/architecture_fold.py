@@ -31,8 +31,8 @@ from repaconv.sources.ultralytics_networks import PACKAGE
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.rounding_reverts import compared_with_reverts
 from repaconv.stages.fold.speed_reverts import fold_with_reverts
-from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.file_hash_check import require_pinned
+from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.tasks.recognition import task_named
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.onnx_model_loading import Folded, folded, parts_not_folded

@@ -13,13 +13,14 @@ from repaconv.core.errors import GateFailed, Refused, UsageProblem
 from repaconv.core.files import lock_folder, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.core.thread_pool import thread_pool
+from repaconv.method_api.settings import contradictions
 from repaconv.results import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
 from repaconv.sources.method_detection import choose_method, understood
 from repaconv.stages.fold.layer_correspondence import with_layers
 from repaconv.stages.fold.options import FoldOptions
-from repaconv.stages.shared.common_checks import contradictions, made_by, with_files
 from repaconv.stages.shared.file_hash_check import read_hashed
 from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.stages.shared.safetensors_weights import write_weights
 from repaconv.tasks.recognition import task_named
 

@@ -172,7 +172,7 @@ def _with_target_preset(model: onnx.ModelProto) -> onnx.ModelProto:
     """The graph after the rewrites that this machine runs fastest."""
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.rewrites.presets import chosen
-    from repaconv.stages.shared.common_checks import default_rewrites, load_target
+    from repaconv.stages.shared.target_lookup import default_rewrites, load_target
 
     device = load_target(TARGET)
     return rewritten(model, chosen(default_rewrites(device, "graph"), device.newest).rewrites)[0]

@@ -10,12 +10,12 @@ from repaconv.backbones.image_size_check import require_size
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, SettingNeeded
 from repaconv.core.files import require_valid_name, sha256_of
+from repaconv.method_api.settings import contradictions
 from repaconv.results import BlockCost, Change, Fact, FileInspection, FoldStep, Inspection
 from repaconv.sources import ultralytics_networks
 from repaconv.sources.architecture_recognition import known_networks
 from repaconv.sources.method_detection import choose_method, understood
 from repaconv.stages.fold.layer_correspondence import with_layers
-from repaconv.stages.shared.common_checks import contradictions
 from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.fetched_files import local_weights
 from repaconv.stages.shared.file_hash_check import read_hashed, require_pinned

@@ -14,8 +14,8 @@ from repaconv.core.toml_positions import Positions, position_of
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
 from repaconv.onnx_export.onnx_simplifiers import TOOLS
 from repaconv.stages.recipe.recipe_file import Recipe, RecipeError, own_file
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.fetched_files import address_of
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.tolerances import LINKS
 
 READ_FILES = {

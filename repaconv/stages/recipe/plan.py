@@ -47,9 +47,9 @@ from repaconv.stages.recipe.recipe_file import (
     Recipe,
     own_file,
 )
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.option_dataclasses import AnyOptions, Options, options_of
 from repaconv.stages.shared.preset_choice import TUNED
+from repaconv.stages.shared.target_lookup import load_target
 
 # Digests of files and folders. A file that was not touched since it was hashed is not read again.
 

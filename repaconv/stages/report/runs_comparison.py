@@ -12,7 +12,7 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.progress import Progress, silent
 from repaconv.results import Accuracy, BenchArtefact, Link, Report, ReportRow, RunsReport
 from repaconv.stages.report.stage import PAGES, gather, require_format
-from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.result_provenance import made_by, with_files
 
 
 def compare_runs(

@@ -35,8 +35,8 @@ from repaconv.results import (
 )
 from repaconv.stages.bench.latency_baselines import history_of
 from repaconv.stages.paper_table.stage import table
-from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.exports_of_run import exports_of
+from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.stages.verify.link_to_unconverted_network import conversion_of, training_of
 
 if TYPE_CHECKING:

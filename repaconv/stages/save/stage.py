@@ -20,8 +20,8 @@ from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.report.page_rendering import card
 from repaconv.stages.report.stage import gather
 from repaconv.stages.save.options import SaveOptions
-from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.verification.tolerances import verdict_of
 
 if TYPE_CHECKING:

@@ -1,12 +1,14 @@
-"""Options that several commands have, each defined once with its type and help."""
+"""Options that several commands have, each defined once with its type and help, and the limit of --threads."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from repaconv.core.deprecation import Deprecation
+from repaconv.core.errors import UsageProblem
 from repaconv.stages.shared.option_dataclasses import (
     BASELINE,
     CLUSTER,
@@ -195,3 +197,22 @@ ACCEPTED_IN_BASELINE = NoEffect(
 def is_tune_result(preset: str | Path | None) -> bool:
     """Whether a preset is a result file of `tune`, which may also set the precision."""
     return preset is not None and Path(preset).is_file()
+
+
+THREADS_PER_CPU = 16
+"""More threads than this per CPU are a slip of the keyboard: a runtime may wait forever for very many."""
+
+
+def require_threads(threads: int | None) -> None:
+    """Refuse far more threads than this machine has CPUs. A few more share them.
+
+    Raises:
+        UsageProblem: If there are more than `THREADS_PER_CPU` for each.
+    """
+    cpus = os.cpu_count() or 1
+    if threads is not None and threads > THREADS_PER_CPU * cpus:
+        raise UsageProblem(
+            f"{threads} threads per inference are far more than the CPUs of this machine, {cpus}.",
+            hint=f"Give --threads {cpus}, or up to {THREADS_PER_CPU} for each CPU.",
+            code="bench.threads",
+        )

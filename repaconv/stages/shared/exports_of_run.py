@@ -12,7 +12,7 @@ from repaconv.core.export_variants import Variant, default_image_size
 from repaconv.core.files import canonical_json, read_artefact, sha256_of_bytes, stage_of
 from repaconv.core.terminal import relative_path
 from repaconv.results import ExportArtefact, FoldArtefact, ImageSize
-from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.target_lookup import load_target
 
 if TYPE_CHECKING:
     from repaconv.engines.targets import Target

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from repaconv.core.deprecation import Deprecation
 from repaconv.core.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from repaconv.results import ImageSize
 
 # Values that are read from text and written as text again
 
@@ -108,6 +111,15 @@ LINKS = Text(lambda words, _: tuple(words), list, several=True)
 PATTERNS = LINKS
 SETTINGS = Text(pairs, lambda value: _joined(value, "="), several=True)
 TOLERANCES = Text(_tolerances, lambda value: _joined(value, ":"), several=True)
+
+
+def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:
+    """A size as (height, width): from one number, for a square, or from text such as ``140x126``.
+
+    Raises:
+        UsageProblem: If the text is not an image size.
+    """
+    return None if size is None else image_size(str(SIZE.format(size)), "image_size")
 
 
 # Option definitions, and what is derived from them

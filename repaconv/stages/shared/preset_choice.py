@@ -14,10 +14,11 @@ from repaconv.core.files import cache_folder, canonical_json, read_artefact, sha
 from repaconv.results import Deployment, FoldArtefact, ImageSize, TuneArtefact
 from repaconv.rewrites.presets import DEFAULT, FASTEST, NAMED, OFFICIAL
 from repaconv.stages.export.options import ExportOptions
-from repaconv.stages.shared.common_checks import load_target, made_by
 from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
 from repaconv.stages.shared.model_opening import open_model
 from repaconv.stages.shared.option_dataclasses import AnyOptions
+from repaconv.stages.shared.result_provenance import made_by
+from repaconv.stages.shared.target_lookup import load_target
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Network, Session, SessionSpec

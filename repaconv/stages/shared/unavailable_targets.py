@@ -12,9 +12,9 @@ from repaconv.core.errors import EnvironmentProblem
 from repaconv.core.export_variants import Variant
 from repaconv.engines.nvidia_gpu import require_gpu
 from repaconv.stages.bench.options import BenchOptions, EstimateOptions
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
 from repaconv.stages.shared.exports_of_run import exports_of
+from repaconv.stages.shared.target_lookup import load_target
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Engine

@@ -15,9 +15,9 @@ from repaconv.core.errors import RepaconvError, UsageProblem, first_line
 from repaconv.core.progress import Progress
 from repaconv.core.thread_pool import usable_cpus
 from repaconv.results import Candidate, Deployment, Link
-from repaconv.stages.shared.common_checks import as_image_size
 from repaconv.stages.shared.input_selection import Split, choose_inputs, fixed_batch, require_same_size, taken_as_scores
 from repaconv.stages.shared.lower_precision import loader_for
+from repaconv.stages.shared.option_dataclasses import as_image_size
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.shared.task_choice import settled, task_of, with_labels
 from repaconv.stages.tune.options import TuneOptions

@@ -20,10 +20,10 @@ from repaconv.results import Candidate, Deployment, ImageSize, Ratio, Sensitivit
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_model import DEPLOY, GraphSpec, SourceModel
 from repaconv.stages.bench.options import LATENCY
-from repaconv.stages.shared.common_checks import default_rewrites, load_target
 from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
 from repaconv.stages.shared.input_selection import Split
 from repaconv.stages.shared.lower_precision import int8_for, loader_for, to_precision
+from repaconv.stages.shared.target_lookup import default_rewrites, load_target
 from repaconv.stages.shared.task_choice import evaluation_by
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.speed_prediction import ROUND_NOISE, Observation, Predictor, observed

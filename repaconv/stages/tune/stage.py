@@ -20,11 +20,13 @@ from repaconv.sources.source_model import SourceModel
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.bench.options import OBJECTIVES, THROUGHPUT
 from repaconv.stages.fold.stage import fold
-from repaconv.stages.shared.common_checks import as_image_size, load_target, made_by, require_threads, with_files
+from repaconv.stages.shared.common_options import require_threads
 from repaconv.stages.shared.engine_files import runtime_lowers
 from repaconv.stages.shared.input_selection import Split, require_same_size
-from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.option_dataclasses import as_image_size, by_name
 from repaconv.stages.shared.preset_choice import TUNED, cached_result, shapes_sha256
+from repaconv.stages.shared.result_provenance import made_by, with_files
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.tune.accuracy_loss import (
     FEW_OTHERS,
     Loss,

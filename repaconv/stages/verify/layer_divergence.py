@@ -11,11 +11,11 @@ from repaconv.core.errors import RepaconvError
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import ExportArtefact, Location, Tolerance
 from repaconv.sources.verified_onnx_export import runnable
-from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import runtime_lowers
 from repaconv.stages.shared.exports_of_run import Export, float32_counterpart
 from repaconv.stages.shared.lower_precision import loader_for
 from repaconv.stages.shared.model_opening import open_model
+from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.model_runners import load_onnx
 
 if TYPE_CHECKING:

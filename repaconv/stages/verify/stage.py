@@ -15,12 +15,12 @@ from repaconv.core.progress import Progress, silent
 from repaconv.results import BuildArtefact, Link, Metrics, VerifyArtefact
 from repaconv.sources.source_model import SourceModel
 from repaconv.sources.source_of_run import source_model_of
-from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.evaluation_images import without_evidence
 from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.input_selection import choose_inputs, scores_note
 from repaconv.stages.shared.option_dataclasses import by_name
+from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.stages.shared.task_choice import settled, task_of, with_labels
 from repaconv.stages.verify.link_to_unconverted_network import ParentLink, parent_link
 from repaconv.stages.verify.options import VerifyOptions

@@ -316,9 +316,9 @@ def load_onnx(
         return load_session(engine, bare.SerializeToString(), replace(spec, weights=weights))
 
 
-def image_model(model: Path | bytes, folder: Path | None = None, *, batch: int | None = None) -> Images:
-    """Open an ONNX Runtime session of an image model; ``batch`` is the graph's batch size if it is fixed."""
-    return Images(load_onnx(model, folder), batch)
+def image_model(model: Path | bytes) -> Images:
+    """Open an ONNX Runtime session of an image model with a dynamic batch size."""
+    return Images(load_onnx(model), None)
 
 
 # Intermediate values of a torch module or an ONNX graph

@@ -1,6 +1,6 @@
 """Exact affine maps y = W x + b over the channel axis, in float64.
 
-Every fold of the five papers is a few operations on such maps:
+Most folds of the papers are a few operations on such maps; kernels larger than 1x1 are in `convolution_kernels`:
 
 - ``g @ f``: composition, first f, then g;
 
@@ -48,12 +48,16 @@ class Affine:
 
     @classmethod
     def linear(cls, weight: Tensor, bias: Tensor | None = None) -> Affine:
-        """Return the map of an nn.Linear: weight [out, in], bias [out]."""
+        """Return the map of an nn.Linear: weight [out, in], bias [out] or None for zeros."""
         return cls(weight, _or_zeros(bias, weight))
 
     @classmethod
     def conv1x1(cls, weight: Tensor, bias: Tensor | None = None) -> Affine:
-        """Return the map of a pointwise convolution: weight [out, in, 1, 1], bias [out]."""
+        """Return the map of a pointwise convolution: weight [out, in, 1, 1], bias [out].
+
+        Raises:
+            ValueError: If the kernel is not 1x1.
+        """
         return cls.linear(_drop_1x1(weight), bias)
 
     @classmethod
@@ -63,7 +67,11 @@ class Affine:
 
     @classmethod
     def depthwise1x1(cls, weight: Tensor, bias: Tensor | None = None) -> Affine:
-        """Return the map of a depthwise 1x1 convolution, as RIFormer's Affine: weight [C, 1, 1, 1], bias [C]."""
+        """Return the map of a depthwise 1x1 convolution, as RIFormer's Affine: weight [C, 1, 1, 1], bias [C].
+
+        Raises:
+            ValueError: If the kernel is not 1x1.
+        """
         return cls.diagonal(_drop_1x1(weight).squeeze(1), bias)
 
     @classmethod
@@ -81,7 +89,7 @@ class Affine:
 
     @classmethod
     def eye(cls, width: int) -> Affine:
-        """Return the identity over ``width`` channels."""
+        """Return the identity over ``width`` channels, as a diagonal [width]."""
         return cls(torch.ones(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64))
 
     # Properties.
@@ -117,7 +125,11 @@ class Affine:
     # Operations.
 
     def __matmul__(self, first: Affine) -> Affine:
-        """Compose: (self @ first)(x) = self(first(x))."""
+        """Compose: (self @ first)(x) = self(first(x)), first [mid, in] and self [out, mid]; diagonal if both are.
+
+        Raises:
+            ValueError: If the output channels of ``first`` are not the input channels of this map.
+        """
         if self.in_width != first.out_width:
             raise ValueError(f"cannot compose: {first.out_width} channels into {self.in_width}")
         if self._is_identity():
@@ -131,7 +143,11 @@ class Affine:
         return Affine(self.weight * first.weight if first.is_diagonal else self.weight @ first.weight, bias)
 
     def __add__(self, other: Affine) -> Affine:
-        """Add parallel maps: (f + g)(x) = f(x) + g(x)."""
+        """Add parallel maps: (f + g)(x) = f(x) + g(x); diagonal if both are.
+
+        Raises:
+            ValueError: If their input or output channels differ in number.
+        """
         if (self.out_width, self.in_width) != (other.out_width, other.in_width):
             raise ValueError(
                 f"cannot add: {self.in_width} -> {self.out_width} and {other.in_width} -> {other.out_width}"
@@ -148,19 +164,22 @@ class Affine:
         return self + -other
 
     def rows(self, index: slice | Tensor) -> Affine:
-        """Keep these output channels, in this order: f.rows(i)(x) = f(x)[i]."""
+        """Keep these output channels, in this order: f.rows(i)(x) = f(x)[i], weight [len(i), in]."""
         return Affine(self.dense().weight[index], self.bias[index])
 
     def columns(self, index: slice | Tensor) -> Affine:
-        """Keep these input channels; the others are zero."""
+        """Keep these input channels, the others are zero: weight [out, len(index)], the bias stays."""
         return Affine(self.dense().weight[:, index], self.bias)
 
     def split_out(self, k: int) -> tuple[Affine, Affine]:
-        """Split the output at channel k: f(x) = concat(first(x), second(x))."""
+        """Split the output at channel k: f(x) = concat(first(x), second(x)), weights [k, in] and [out - k, in]."""
         return self.rows(slice(None, k)), self.rows(slice(k, None))
 
     def split_in(self, k: int) -> tuple[Affine, Affine]:
-        """Split the input at channel k: f(x) = first(x[:k]) + second(x[k:]); first keeps the bias."""
+        """Split the input at channel k: f(x) = first(x[:k]) + second(x[k:]); first keeps the bias.
+
+        The weights are [out, k] and [out, in - k].
+        """
         first, second = self.columns(slice(None, k)), self.columns(slice(k, None))
         return first, Affine(second.weight, torch.zeros_like(second.bias))
 

@@ -14,7 +14,7 @@ Mask = NDArray[np.bool_]
 
 
 def channel_vector(numbers: NDArray[np.float64], axis: int, width: int) -> Vector | None:
-    """Return an array as one number per channel, or None if it differs along another axis.
+    """Return an array as one number per channel, [width], or None if it differs along another axis.
 
     Args:
         numbers: An array with as many axes as the value that it is broadcast to.
@@ -143,7 +143,7 @@ def diagonal(scale: Vector) -> Pick:
 
 
 def selection(places: NDArray[np.int64], width: int) -> Pick:
-    """Return the map that selects these channels, in this order."""
+    """Return the map from [width] channels that selects these, in this order: [len(places)]."""
     return Pick(np.asarray(places, np.int64), np.ones(len(places)), width)
 
 

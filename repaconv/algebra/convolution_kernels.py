@@ -80,16 +80,18 @@ class Kernel:
         return summed([self, other])
 
     def then(self, scale: Vector, shift: Vector | None) -> Kernel:
-        """Return the kernel followed by a scale and a shift per channel."""
+        """Return the kernel followed by a scale [out] and a shift [out], or None, per channel: s (W * x + b) + t."""
         bias = None if self.bias is None else self.bias * scale
         if shift is not None:
             bias = shift if bias is None else bias + shift
         return replace(self, weight=self.weight * scale.reshape(-1, *[1] * (self.weight.ndim - 1)), bias=bias)
 
     def of_scaled(self, scale: Vector, shift: Vector | None) -> Kernel:
-        """Return the kernel preceded by a scale and a shift per channel; with a shift it must not be padded.
+        """Return the kernel preceded by a scale [in] and a shift [in], or None, per channel.
 
         W (s x + t) + b = (W s) x + (sum W t + b)
+
+        With a shift it must not be padded, which is not checked: see `is_padded`.
         """
         out, inside = len(self.weight), self.weight.shape[1]
         factor = np.repeat(scale.reshape(self.groups, inside), out // self.groups, axis=0)
@@ -101,7 +103,7 @@ class Kernel:
         return replace(self, weight=self.weight * factor.reshape(out, inside, *[1] * len(self.taps)), bias=bias)
 
     def around(self, pads: Sequence[int]) -> Kernel:
-        """Return the kernel on an image with additional zero padding, as in ONNX."""
+        """Return the kernel on an image with more zeros around it; ``pads`` are before every axis, then after."""
         both = list(zip(pads[: len(self.taps)], pads[len(self.taps) :], strict=True))
         taps = tuple(_shifted(taps, -before) for taps, (before, _) in zip(self.taps, both, strict=True))
         return replace(
@@ -148,7 +150,7 @@ class Kernel:
 
 
 def eye(width: int, rank: int) -> Kernel:
-    """Return the identity over ``width`` channels of a value of this rank."""
+    """Return the identity over ``width`` channels of a value [N, width, ...] with ``rank`` axes."""
     ones = (1,) * (rank - 2)
     return Kernel(np.ones((width, 1, *ones)), None, width, ones, (range(1),) * (rank - 2), (0,) * (rank - 2), 0)
 
@@ -199,7 +201,7 @@ def _spanned(taps: Sequence[range]) -> range:
 
 
 def summed(kernels: Sequence[Kernel]) -> Kernel:
-    """Add parallel kernels that fit together."""
+    """Add parallel kernels that fit together (`fits`): weight [out, in / groups, *taps] over all their taps."""
     groups, taps = _joint(kernels)
     first = kernels[0]
     out, inside = len(first.weight), first.weight.shape[1] * first.groups // groups

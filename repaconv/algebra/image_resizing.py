@@ -45,6 +45,9 @@ def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) ->
         scales: Scale of every axis, or None.
         sizes: New size of every axis, if there are no scales.
         how: Attributes of the operator.
+
+    Returns:
+        The array in its own dtype, with the sizes that scales or sizes give.
     """
     return _copied_if_as_large(x, resized_by_axis(x, scales, sizes, how))
 
@@ -157,6 +160,11 @@ def before_places(x: NDArray[Any], scales: Any, mode: str | None) -> NDArray[Any
 
     The nearest pixel is rounded down, and up along an axis that becomes shorter. Source: ONNX Runtime's kernel, since
     the operator's specification does not define it.
+
+    Args:
+        x: The array, of any shape.
+        scales: Scale of every axis.
+        mode: ``nearest``, ``linear`` or ``cubic``; None for nearest.
     """
     done = x
     for axis, scale in enumerate(scales):

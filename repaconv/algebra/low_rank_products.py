@@ -52,9 +52,9 @@ def common_rank(heads: Sequence[Product], tokens: int) -> int | None:
 
 
 def side_by_side(heads: Sequence[Product], tokens: int) -> tuple[list[Array], list[Array] | None]:
-    """Return the left and right factors of all heads, zero-padded to their common rank.
+    """Return the left [m, r] and right [r, n] factors of all heads, zero-padded to their common rank r.
 
-    If full matrices are cheaper for this number of tokens, return every product as a matrix, and None.
+    If full matrices are cheaper for this number of tokens, return every product as a matrix [m, n], and None.
     """
     width = common_rank(heads, tokens)
     if width is None:

@@ -18,6 +18,10 @@ WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
     """Refuse weights with unusable types or values.
 
+    Args:
+        tensors: The weights by name, of any shapes.
+        names: Those names to the names in the file; a name that is missing here is the file's own.
+
     Raises:
         Refused: ``checkpoint.dtype`` for complex numbers and floats other than `FLOATS`;
             ``checkpoint.not-finite`` for NaN or infinity; ``checkpoint.negative-variance`` for a BatchNorm variance
@@ -43,6 +47,11 @@ def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> No
 
 def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
     """Check that the weights are exactly those of a module's state dict: no missing, extra or misshaped ones.
+
+    Args:
+        expected: The state dict, which may be on the meta device.
+        tensors: The weights by the same names.
+        names: Those names to the names in the file, for messages.
 
     Raises:
         Refused: ``checkpoint.missing-keys``, ``.unexpected-keys``, ``.shape`` or ``.dtype``.

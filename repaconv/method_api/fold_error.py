@@ -17,6 +17,13 @@ def loaded(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """Load these weights into the module, strictly, and return it in float64 and eval mode.
 
     The module may have been built on the meta device.
+
+    Args:
+        module: The module, which is changed.
+        tensors: Its whole state dict, of any floating dtype; other dtypes stay.
+
+    Raises:
+        RuntimeError: torch's, if a tensor is missing, unexpected or of another shape.
     """
     weights = {name: w.double() if w.is_floating_point() else w for name, w in tensors.items()}
     module.load_state_dict(weights, strict=True, assign=True)
@@ -24,7 +31,10 @@ def loaded(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def max_rel_error(candidate: Tensor, reference: Tensor) -> float:
-    """max|candidate - reference| / max|reference|; the absolute difference if the reference is zero everywhere."""
+    """max|candidate - reference| / max|reference| of two tensors of one shape; 0 if they are empty.
+
+    It is the absolute difference if the reference is zero everywhere.
+    """
     difference = float((candidate - reference).abs().max()) if reference.numel() else 0.0
     return difference / (float(reference.abs().max()) or 1.0) if reference.numel() else 0.0
 
@@ -55,6 +65,12 @@ def tensors_in(output: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def relative_difference(training: Loaded, folded: Loaded, shape: tuple[int, ...]) -> float:
-    """`max_rel_error` of the folded module's output, in float64 on one seeded standard normal input of this shape."""
+    """`max_rel_error` of the folded module's output, in float64 on one seeded standard normal input of this shape.
+
+    Args:
+        training: The module as trained, with its weights.
+        folded: The folded module, with its weights.
+        shape: Shape of the input, with the batch, e.g. (2, C, H, W).
+    """
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     return max_rel_error(loaded(*folded)(x), loaded(*training)(x))

@@ -165,7 +165,7 @@ def contradictions(facts: Sequence[Fact]) -> tuple[str, ...]:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """Make a parser that accepts one of these words."""
+    """Make a parser that accepts one of these words and raises ValueError for any other, as `SettingsReader` expects."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -176,21 +176,33 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def positive(text: str) -> int:
-    """Parse a whole number above zero."""
+    """Parse a whole number above zero.
+
+    Raises:
+        ValueError: If it is none.
+    """
     if not (number := whole_number(text)):
         raise ValueError("not a whole number above zero")
     return number
 
 
 def natural(text: str) -> int:
-    """Parse a whole number, zero included."""
+    """Parse a whole number, zero included.
+
+    Raises:
+        ValueError: If it is none.
+    """
     if (number := whole_number(text)) is None:
         raise ValueError("not a whole number")
     return number
 
 
 def small(text: str) -> float:
-    """Parse an epsilon: above 0, below 1."""
+    """Parse an epsilon: above 0, below 1.
+
+    Raises:
+        ValueError: If it is none.
+    """
     value = float(text)
     if not 0 < value < 1:
         raise ValueError("not between 0 and 1")

@@ -101,7 +101,8 @@ def estimate_by(
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        Refused: If the file is no ONNX graph.
+        GateFailed: If an earlier check failed and ``allow_unverified`` is false.
+        Refused: If there is no such file, or it is no ONNX graph.
         UsageProblem: If there is no such graph, or the target's peak figures are unknown.
     """
     plan = _plan(options, model)
@@ -197,7 +198,8 @@ def _bare_graph(path: Path, options: EstimateOptions) -> _Graph:
     """Open a graph that belongs to no run.
 
     Raises:
-        Refused: If the file is no ONNX graph.
+        GateFailed: If an earlier check failed and ``allow_unverified`` is false.
+        Refused: If there is no such file, or it is no ONNX graph.
         UsageProblem: If a precision is asked for: that of a file is fixed.
     """
     if not is_graph(path):

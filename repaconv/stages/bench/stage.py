@@ -59,7 +59,9 @@ def bench_by(
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        EnvironmentProblem: If the target is not this machine.
+        GateFailed: If an earlier check failed and ``allow_unverified`` is false.
+        EnvironmentProblem: If the target is not this machine, or its runtime is not installed.
+        Refused: If the run or a file is missing, or the model was changed since its export.
         UsageProblem: If there is nothing to measure or the sizes do not fit the model.
     """
     with lock_folder(None if is_single_file(model) else run_folder.find_run(Path(model) if model else None).folder):

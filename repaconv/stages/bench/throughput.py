@@ -34,7 +34,9 @@ def throughput_by(
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
+        GateFailed: If an earlier check failed and ``allow_unverified`` is false.
         EnvironmentProblem: If the target is not this machine, or its runtime runs one inference at a time.
+        Refused: If the run or a file is missing, or the model was changed since its export.
         UsageProblem: If there is nothing to measure or the sizes do not fit the model; see `bench`.
     """
     with lock_folder(None if is_single_file(model) else run_folder.find_run(Path(model) if model else None).folder):

@@ -99,8 +99,9 @@ def build_by(options: BuildOptions, run: str | Path | None = None, *, progress: 
         differ from those of the ONNX model.
 
     Raises:
+        GateFailed: If an earlier check failed and ``allow_unverified`` is false.
         EnvironmentProblem: If the target's runtime is missing here, or has another version than the target's.
-        Refused: If the runtime does not accept the graph.
+        Refused: If the runtime does not accept the graph, or the ONNX model was changed since its export.
         UsageProblem: If there is no such ONNX model, the runtime has no such option, or repaconv did not write the file
             that would be replaced.
     """

@@ -129,6 +129,7 @@ def bundle_by(options: BundleOptions, run: str | Path | None = None, *, progress
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
+        GateFailed: If an earlier check failed and ``allow_unverified`` is false.
         Refused: If the checkpoint, the model or an image is missing or was changed.
         UsageProblem: If the target is no board with TensorRT, there is no model for it, or repaconv did not write the
             file that would be replaced.

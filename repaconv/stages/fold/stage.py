@@ -62,15 +62,22 @@ def fold(
     Args:
         checkpoint: A checkpoint, for which ``model.safetensors`` and ``fold.json`` are written; an ONNX file, for which
             ``<stem>.folded.onnx`` and ``fold.json`` are written; a Hugging Face folder; an address that
-            `repaconv.fetch` downloaded; or a ``torch.nn.Module``, of which a folded copy is returned.
+            `repaconv.fetch` downloaded; or a ``torch.nn.Module``.
         method: Name of the method, or ``auto``.
         arguments: For a file: the options of the command, such as ``arch``, ``settings``, ``weights`` and ``out``. For
-            a module: ``example``, an input; the fold is exact for calls like it, not for other methods of the module.
-            All others are model settings by name, e.g. ``num_heads=3``.
+            a module: ``example``, an input (a tensor such as images [N, C, H, W], a tuple of arguments, or a dict of
+            named ones); the fold is exact for calls like it, not for other methods of the module. All others are model
+            settings by name, e.g. ``num_heads=3``.
+
+    Returns:
+        The result that is written as ``fold.json``; of a module, a folded copy in eval mode, with the module's device
+        and types, and the rows of its certificate as the attribute ``fold_certificate``.
 
     Raises:
-        Refused: If the network cannot be folded completely.
         GateFailed: If a fold is not exact; nothing is written then.
+        Refused: If there is no such file, or the network cannot be folded completely; `SettingNeeded` names a setting
+            that the file lacks.
+        UsageProblem: If an option or setting is unknown or malformed, or has no effect on such an input.
     """
     arguments = renamed(arguments, FoldOptions)
     example = arguments.pop("example", None)

@@ -29,6 +29,12 @@ def gate_by(
         recipes: The path of a TOML file, or several.
         options: The options.
         progress: A function that is called with each step's name, the units done and their total.
+
+    Returns:
+        All checks, by recipe, and the exit code of the command. An error in a recipe or a step is a failed check.
+
+    Raises:
+        UsageProblem: If no recipe is given, or ``update_baseline`` is, and no recipe names a file of baselines.
     """
     recipes = [recipes] if isinstance(recipes, (str, Path)) else recipes
     if not recipes:

@@ -161,6 +161,7 @@ def tune_by(
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
+        GateFailed: If an earlier check failed and ``allow_unverified`` is false.
         UsageProblem: If a loss is allowed without images, or with too few; if there is no such runtime.
         Refused: If the network is too large, its export is not sound, or the checkpoint's run has another fold.
         EnvironmentProblem: If the target's runtime is not installed.

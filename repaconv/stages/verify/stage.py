@@ -44,6 +44,12 @@ def verify_by(options: VerifyOptions, run: str | Path | None = None, *, progress
 
     Returns:
         The result. Its verdict is failed if a link failed, and not verified if none passed.
+
+    Raises:
+        EnvironmentProblem: If the runtime of ``engine`` is not installed.
+        Refused: If the run, the checkpoint or an image is missing, or a file was changed since it was written.
+        UsageProblem: If the run has no such link, the images are of a size that the network does not take, or repaconv
+            did not write the file that would be replaced.
     """
     taken = run_folder.find_run(Path(run) if run else None)
     progress(f"verify: open {taken.folder}", 0, 0)

@@ -113,9 +113,10 @@ def python() -> str:
     head += (
         "\nPaths are `str` or `pathlib.Path`. Results are frozen. An argument that is None has the default of the "
         "command. Every exception is a `repaconv.core.errors.RepaconvError` with a `message`, a `hint` (what to do), a "
-        "`code` ([all codes](codes.md)) and the `exit_code` of the command. Each function lists what is special to it; all of "
-        "them also raise `Refused` if the run folder does not exist, `UsageProblem` if an argument has a wrong type or "
-        "there is no run, and `EnvironmentProblem` if another command writes to the run, or the disk is full.\n\n"
+        "`code` ([all codes](codes.md)) and the `exit_code` of the command. Each function lists what is special to it; "
+        "all of them also raise `Refused` if the run folder does not exist, `UsageProblem` if an argument has a wrong "
+        "type or there is no run, and `EnvironmentProblem` if another command writes to the run or the disk is full."
+        "\n\n"
         "| Exception | Meaning |\n|---|---|\n"
     )
     head += "".join(f"| `{name}` | {_cell((each.__doc__ or '').splitlines()[0])} |\n" for name, each in rows)

@@ -22,7 +22,7 @@ from repaconv.core.run_folder import Run
 from repaconv.distributed.sweep import Cell, Entry, _model
 from repaconv.engines.contract import Port
 from repaconv.graph.element_type_conversion import retyped
-from repaconv.onnx_export.float64_exporter import NEW, OLD, network_to_onnx
+from repaconv.onnx_export.float64_exporter import NEW_EXPORTER, OLD_EXPORTER, network_to_onnx
 from repaconv.sources.named_architecture_source import NetworkRunner
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.verification.comparison import Comparison
@@ -340,7 +340,7 @@ class Attention(nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(x, 2 * x, x + 1, self.mask)
 
 
-@pytest.mark.parametrize(("masks", "writer"), [(True, OLD), (False, NEW)])
+@pytest.mark.parametrize(("masks", "writer"), [(True, OLD_EXPORTER), (False, NEW_EXPORTER)])
 def test_attention_that_torch_exports_in_four_axes_alone_is_written_out(masks, writer):
     module, own = Attention(masks).eval(), torch.nn.functional.scaled_dot_product_attention
     graph, by = network_to_onnx(module, (4, 2, 3), input_name="x", outputs=["y"])
@@ -371,7 +371,7 @@ def test_a_network_that_assigns_its_weights_is_exported_without_a_crash():
     graph, by = network_to_onnx(module, (3, 8, 8), input_name="x", outputs=["y"])
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     np.testing.assert_allclose(Float64(graph).run({"x": x.numpy()})["y"], module(x), rtol=1e-12, atol=1e-14)
-    assert by == OLD
+    assert by == OLD_EXPORTER
 
 
 class Clamped(torch.nn.Module):
@@ -386,7 +386,7 @@ def test_a_graph_without_all_that_it_takes_is_written_again():
     onnx.checker.check_model(graph)
     x = 2 * np.random.default_rng(0).standard_normal((2, 4, 2, 3))
     np.testing.assert_array_equal(Float64(graph).run({"x": x})["y"], x.clip(-0.5, 1.5))
-    assert by == NEW
+    assert by == NEW_EXPORTER
 
 
 NET = """
@@ -757,7 +757,7 @@ def test_numbers_of_a_modules_code_are_the_graphs(case):
     feeds = {"input": np.random.default_rng(0).standard_normal((2, 3, 8, 8))}
     right = NetworkRunner(net, net.state_dict(), double=True, outputs=("out",)).run(feeds)["out"]
     found = Float64(model).run(feeds)["out"]
-    assert (by, right.dtype, found.dtype) == (NEW, np.float64, np.float64)
+    assert (by, right.dtype, found.dtype) == (NEW_EXPORTER, np.float64, np.float64)
     assert np.abs(found - right).max() <= 1e-14 * np.abs(right).max()
 
 

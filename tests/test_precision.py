@@ -24,7 +24,14 @@ from repaconv.core import plugins
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.progress import silent
 from repaconv.engines.contract import SessionSpec
-from repaconv.engines.onnxruntime_cpu import APART, ENGINE, NOT_IN_INT8, OFF, session_of, settings_for
+from repaconv.engines.onnxruntime_cpu import (
+    DISABLED_OPTIMIZERS,
+    ENGINE,
+    NO_SKIP_LAYERNORM,
+    NOT_IN_INT8,
+    session_of,
+    settings_for,
+)
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.graph.onnx_files import with_node_names
 from repaconv.onnx_export import fp16_and_int8 as precision_module
@@ -677,8 +684,8 @@ def test_a_quantizer_that_there_is_not_or_that_is_for_others_is_refused_before_a
 
 def test_a_known_batch_leaves_linear_layers_in_int8_on_onnxruntime():
     """Its fusion of product and sum would compute them in float32."""
-    both = settings_for(SessionSpec(threads=1, precision="int8", settings=(APART,)))
-    assert both.get_session_config_entry(OFF) == f"{NOT_IN_INT8};SkipLayerNormFusion"
+    both = settings_for(SessionSpec(threads=1, precision="int8", settings=(NO_SKIP_LAYERNORM,)))
+    assert both.get_session_config_entry(DISABLED_OPTIMIZERS) == f"{NOT_IN_INT8};SkipLayerNormFusion"
     low = to_int8(graph("repavit-tiny")[0], [{"input": net("repavit-tiny")[2]}], how=Int8(narrow=True))
     kernels = {}
     for precision in ("int8", "fp32"):

@@ -31,7 +31,7 @@ NEAREST: dict[str, Callable[[Places], Places]] = {
     "round_prefer_floor": lambda at: np.ceil(at - 0.5),
     "round_prefer_ceil": lambda at: np.floor(at + 0.5),
 }
-OLD, SYMMETRIC = "asymmetric", "half_pixel_symmetric"
+OLD_COORDINATES, SYMMETRIC_COORDINATES = "asymmetric", "half_pixel_symmetric"
 """The coordinate mode of opsets before 11, which have no attribute for it; and the one with an offset."""
 
 
@@ -80,7 +80,7 @@ def resized_by_axis(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, 
     if antialias:  # ONNX Runtime copies an axis that keeps its size, whatever its scale is
         changed = [axis for axis in changed if wanted[axis] != x.shape[axis]]
     # nearest of half_pixel_symmetric: the offset puts pixels on ties that ONNX Runtime rounds in another way
-    if any(wanted[axis] < 1 for axis in changed) or (by == SYMMETRIC and mode == "nearest" and fractional):
+    if any(wanted[axis] < 1 for axis in changed) or (by == SYMMETRIC_COORDINATES and mode == "nearest" and fractional):
         return None
     curve = -0.75 if how.get("cubic_coeff_a") is None else float(how["cubic_coeff_a"])
     kernel = Kernel(partial(_cubic, curve), 2) if mode == "cubic" else Kernel(_linear, 1)
@@ -169,7 +169,11 @@ def before_places(x: NDArray[Any], scales: Any, mode: str | None) -> NDArray[Any
     done = x
     for axis, scale in enumerate(scales):
         one = [scale if each == axis else 1.0 for each in range(x.ndim)]
-        how = {"mode": mode, "coordinate_transformation_mode": OLD, "nearest_mode": "ceil" if scale < 1 else "floor"}
+        how = {
+            "mode": mode,
+            "coordinate_transformation_mode": OLD_COORDINATES,
+            "nearest_mode": "ceil" if scale < 1 else "floor",
+        }
         found = resized_by_axis(done, one, None, how)
         if found is None:
             return None

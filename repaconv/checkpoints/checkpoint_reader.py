@@ -15,7 +15,7 @@ from torch import Tensor
 from repaconv.checkpoints.containers import open_container
 from repaconv.checkpoints.memory_mapping import Contents
 from repaconv.checkpoints.pickled_modules import (
-    MOST,
+    MOST_NAMES,
     PickledModule,
     attributes_of,
     is_module,
@@ -188,7 +188,7 @@ class _WeightSets:
     def __init__(self) -> None:
         self._seen: set[int] = set()
         self._counted: dict[int, _Counted] = {}
-        self._room = iter(range(MOST))
+        self._room = iter(range(MOST_NAMES))
 
     def within(
         self, value: Any, place: str, depth: int

@@ -9,11 +9,11 @@ from typing import Any
 from repaconv.results import Claim
 
 # timm's metric, Swin's max_accuracy, DeiT's max_accuracy and test_acc1, mmengine's accuracy/top1 and best_score, ...
-MEASURES = {"acc", "accuracy", "metric", "score"}
+ACCURACY_WORDS = {"acc", "accuracy", "metric", "score"}
 # Words of other values: training accuracy, top-5 accuracy, loss.
-OTHERS = {"train", "5", "loss", "epoch", "name"}
+OTHER_WORDS = {"train", "5", "loss", "epoch", "name"}
 # Sections with settings and learning rates, which are not results.
-ORDERS = re.compile(r"args|cfg|config|param|sched|scaler|arch")
+SETTING_SECTIONS = re.compile(r"args|cfg|config|param|sched|scaler|arch")
 
 
 def claimed_accuracy(record: Mapping[str, Any]) -> tuple[Claim, ...]:
@@ -27,7 +27,7 @@ def claimed_accuracy(record: Mapping[str, Any]) -> tuple[Claim, ...]:
 
 def _figures(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for key, value in record.items():
-        if isinstance(value, Mapping) and not ORDERS.search(key.lower()):
+        if isinstance(value, Mapping) and not SETTING_SECTIONS.search(key.lower()):
             yield from _figures(value, f"{prefix}{key}.")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             yield f"{prefix}{key}", value
@@ -35,4 +35,4 @@ def _figures(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def _is_accuracy(key: str) -> bool:
     words = set(re.findall(r"[a-z]+|\d+", key.lower()))
-    return not words & OTHERS and bool(words & MEASURES or {"top", "1"} <= words)
+    return not words & OTHER_WORDS and bool(words & ACCURACY_WORDS or {"top", "1"} <= words)

@@ -16,7 +16,7 @@ from repaconv.core.errors import Refused
 
 REGISTRIES = ("_parameters", "_buffers", "_modules")
 """Attributes of every nn.Module."""
-MOST, DEEPEST = 300_000, 100
+MOST_NAMES, DEEPEST_MODULE = 300_000, 100
 """Maximum number of modules and tensors in a file, and of modules in each other: a pickle may refer to one often."""
 
 
@@ -66,7 +66,9 @@ def weights_of(module: Placeholder, room: Iterator[int]) -> dict[str, Any]:
 
 def submodules_of(module: Placeholder) -> dict[str, PickledModule]:
     """Return all modules in a pickled module by name, itself included under the empty name."""
-    parts = ((name.removesuffix("."), part) for name, part in _walk(module, "", iter(range(MOST))) if is_module(part))
+    parts = (
+        (name.removesuffix("."), part) for name, part in _walk(module, "", iter(range(MOST_NAMES))) if is_module(part)
+    )
     return {name: PickledModule(part.qualified_name, attributes_of(part)) for name, part in parts}
 
 
@@ -81,8 +83,8 @@ def attributes_of(module: Placeholder) -> dict[str, Any]:
 
 def _walk(module: Placeholder, name: str, room: Iterator[int], depth: int = 0) -> Iterator[tuple[str, Placeholder]]:
     """Yield the module and its submodules in the order of ``state_dict``, with names that end in a dot."""
-    if depth > DEEPEST:
-        raise _impossible(f"more than {DEEPEST} modules are in each other")
+    if depth > DEEPEST_MODULE:
+        raise _impossible(f"more than {DEEPEST_MODULE} modules are in each other")
     yield name, module
     if state := _state(module):
         for key, child in _entries(state["_modules"], room):
@@ -94,7 +96,7 @@ def _entries(registry: Mapping[Any, Any], room: Iterator[int]) -> Iterator[tuple
     """Yield the entries of a registry, without those that are None."""
     for key, value in registry.items():
         if next(room, None) is None:
-            raise _impossible(f"it has more than {MOST:,} modules and tensors")
+            raise _impossible(f"it has more than {MOST_NAMES:,} modules and tensors")
         if not isinstance(key, str):
             raise _impossible(f"the name of a part is a {type(key).__name__}")
         if value is not None:

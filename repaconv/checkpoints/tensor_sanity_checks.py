@@ -12,7 +12,7 @@ from repaconv.core.errors import Refused, first_names
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Types of trained weights. Narrower floats are quantized and need the scales stored with them."""
 
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
 def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
@@ -74,7 +74,7 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
             )
         if wanted.is_floating_point() and not found.is_floating_point():
             raise _dtype(names.get(name, name), found, "not floating point numbers")
-        if wanted.dtype == torch.int64 and found.dtype not in WHOLE and not name.endswith("num_batches_tracked"):
+        if wanted.dtype == torch.int64 and found.dtype not in INTEGERS and not name.endswith("num_batches_tracked"):
             raise _dtype(names.get(name, name), found, "not whole numbers")
 
 

@@ -18,7 +18,7 @@ from repaconv.methods.dwconv.checkpoint_reading import read_or_plain_vit
 from repaconv.methods.dwconv.paper_equations import ConvBlock
 from repaconv.verification.model_runners import weighted
 
-PLAIN = ("patch_embed.proj.weight", "pos_embed", "blocks.0.norm1.weight")
+PLAIN_VIT_TENSORS = ("patch_embed.proj.weight", "pos_embed", "blocks.0.norm1.weight")
 """Tensors of every plain vision transformer, by which it differs from other networks."""
 BATCH_SIZE = 16
 """Batch size for the calibration images."""
@@ -34,7 +34,7 @@ def read_plain(checkpoint: Checkpoint, settings: dict[str, str]) -> Reading:
         UsageProblem: If a setting is unknown or malformed.
     """
     tensors, _, _ = official_names(checkpoint)
-    if missing := [name for name in PLAIN if name not in tensors]:
+    if missing := [name for name in PLAIN_VIT_TENSORS if name not in tensors]:
         raise Refused(
             f"{checkpoint.path} is not a plain vision transformer: it has no {missing[0]}.",
             hint="Give the checkpoint of a ViT or DeiT with timm's names of its tensors. Other networks can be folded: "

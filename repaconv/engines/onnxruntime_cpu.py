@@ -80,15 +80,15 @@ PROVIDER = "CPUExecutionProvider"
 LEVEL = "graph_optimization_level"
 # ONNX Runtime fuses an Add and the LayerNormalization that reads it to SkipLayerNormalization, which takes 8 times as
 # long as both (1.31).
-OFF = "optimization.disable_specified_optimizers"
-APART = f"{OFF}=SkipLayerNormFusion"
+DISABLED_OPTIMIZERS = "optimization.disable_specified_optimizers"
+NO_SKIP_LAYERNORM = f"{DISABLED_OPTIMIZERS}=SkipLayerNormFusion"
 # With a known batch size this optimizer fuses MatMul and Add to a Gemm before int8 is matched; it then runs in float32.
 NOT_IN_INT8 = "MatMulAddFusion"
 DENORMALS = "session.set_denormal_as_zero=1"
 # By default 1x1 convolutions sum 128 input channels at a time, and load and store their outputs once for each.
 POINTWISE = "mlas.nchwc_pointwise_conv_max_input_channel_batch"
 AT_ONCE = f"{POINTWISE}=4096"
-TRIES = ((DENORMALS,), (f"{LEVEL}=extended",), (APART,), (AT_ONCE,))
+TRIES = ((DENORMALS,), (f"{LEVEL}=extended",), (NO_SKIP_LAYERNORM,), (AT_ONCE,))
 # ONNX Runtime uses the names of C++ types.
 DTYPES = {"float": "float32", "double": "float64"}
 
@@ -281,7 +281,7 @@ def settings_for(spec: SessionSpec) -> Any:
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     off = [NOT_IN_INT8] if spec.precision == "int8" else []
     for name, value in parse_settings("ONNX Runtime", spec.settings, TRIES).items():
-        if name == OFF:
+        if name == DISABLED_OPTIMIZERS:
             off.append(value)
         elif name == LEVEL:
             settings.graph_optimization_level = getattr(
@@ -290,7 +290,7 @@ def settings_for(spec: SessionSpec) -> Any:
         else:
             settings.add_session_config_entry(name, value)
     if off:
-        settings.add_session_config_entry(OFF, ";".join(off))
+        settings.add_session_config_entry(DISABLED_OPTIMIZERS, ";".join(off))
     for name, size in spec.sizes.items():
         settings.add_free_dimension_override_by_name(name, size)
     return settings

@@ -81,9 +81,9 @@ def _is_known(value: ir.Value) -> bool:
     return value.dtype is not None and as_numbers(sizes(value) or (SymbolicSize(()),)) is not None
 
 
-SMALL, LARGE = 1 << 12, 1 << 22
-"""A constant of up to `SMALL` entries is written whatever it is computed from. A value of up to `LARGE` entries, or 16
-times what it is computed from, is computed because constants behind it may be smaller."""
+ALWAYS_WRITTEN, LARGEST_COMPUTED = 1 << 12, 1 << 22
+"""A constant of up to the first number of entries is written whatever it is computed from. A value of up to the second,
+or 16 times what it is computed from, is computed because constants behind it may be smaller."""
 
 
 class _Computed(NamedTuple):
@@ -116,7 +116,7 @@ def _fold_constant(model: ir.Model, node: ir.Node, known: Integers, computed: di
         if result is None:
             return
         numbers = result.numbers
-        if numbers.size > max(sum(result.sources.values()), SMALL):
+        if numbers.size > max(sum(result.sources.values()), ALWAYS_WRITTEN):
             computed[value] = result
             return
     new = Writer(model, node).exactly(numbers)
@@ -136,7 +136,7 @@ def _evaluated(node: ir.Node, opset: int, computed: dict[ir.Value, _Computed]) -
         return None
     known = [one for one in inputs if one is not None]
     sources = {source: size for one in known for source, size in one.sources.items()}
-    largest = max(16 * sum(sources.values()), LARGE)
+    largest = max(16 * sum(sources.values()), LARGEST_COMPUTED)
     if len(known) < len(values) or _entries(node.outputs[0]) > largest:
         return None
     arrays = {value.name: one.numbers for value, one in zip(values, known, strict=True)}

@@ -11,9 +11,9 @@ from typing import Any
 from repaconv.results import ImageSize
 
 # Steps that change no pixel.
-CARRY = ("LoadImageFromFile", "PackInputs", "PackClsInputs", "ImageToTensor", "ToTensor", "Collect")
+NO_PIXEL_CHANGE = ("LoadImageFromFile", "PackInputs", "PackClsInputs", "ImageToTensor", "ToTensor", "Collect")
 # The supported arguments of each other step; a step with any other argument is not supported.
-KNOWN = {
+SUPPORTED_ARGUMENTS = {
     "Normalize": ("mean", "std", "to_rgb"),
     "ResizeEdge": ("scale", "edge", "interpolation", "backend"),
     "Resize": ("scale", "size", "interpolation", "backend"),
@@ -91,10 +91,10 @@ def _step_values(step: Mapping[str, Any]) -> Values | None:
     default interpolation is OpenCV's bilinear.
     """
     kind = str(step.get("type")).rpartition(".")[2]
-    if kind in CARRY:
+    if kind in NO_PIXEL_CHANGE:
         return {}
     arguments = {name for name, value in step.items() if name != "type" and value not in (None, False)}
-    if kind not in KNOWN or arguments - {*KNOWN[kind]}:
+    if kind not in SUPPORTED_ARGUMENTS or arguments - {*SUPPORTED_ARGUMENTS[kind]}:
         return None
     resizing = {"interpolation": step.get("interpolation", "bilinear"), "backend": step.get("backend", "cv2")}
     if kind == "Normalize":

@@ -19,7 +19,7 @@ MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 INCEPTION = (127.5, 127.5, 127.5)
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 # Evaluations on ImageNet resize to 256 and crop 224 from the center; small images are not cropped.
-CROP_RATIO, SMALL = 0.875, 160
+CROP_RATIO, SMALL_IMAGE = 0.875, 160
 # DeiT's main.py does not resize images up to this size, whatever its eval_crop_ratio.
 DEIT_WHOLE = 32
 IMAGENET = "ImageNet's, as in the official configuration"
@@ -158,7 +158,7 @@ def at_size(wanted: Preprocessing, size: ImageSize) -> Preprocessing:
 
 def usual_edge(size: ImageSize) -> int | None:
     """The default length to which the shorter edge is resized before the crop; None for the image size itself."""
-    return _edge(CROP_RATIO, size) if max(size) >= SMALL else None
+    return _edge(CROP_RATIO, size) if max(size) >= SMALL_IMAGE else None
 
 
 def _assumed(known: Collection[str]) -> tuple[str, ...]:

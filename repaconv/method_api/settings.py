@@ -165,7 +165,7 @@ def contradictions(facts: Sequence[Fact]) -> tuple[str, ...]:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """Make a parser that accepts one of these words and raises ValueError for any other, as `SettingsReader` expects."""
+    """Make a parser that accepts one of these words; any other is a ValueError, as `SettingsReader` expects."""
 
     def parse(text: str) -> str:
         if text not in choices:

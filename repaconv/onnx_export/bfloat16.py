@@ -18,7 +18,7 @@ from repaconv.graph.operator_facts import RANDOM
 if TYPE_CHECKING:
     import onnx
 
-PLAIN = ("Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Shape", *RANDOM)
+OWN_OUTPUT_TYPE = ("Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Shape", *RANDOM)
 """Operators whose output type is set by an attribute, or is not a float."""
 
 
@@ -62,7 +62,7 @@ class _Typing:
         for node in list(self.graph.node):
             first = next((place for place, name in enumerate(node.input) if name in self.floats), None)
             known = all(name in self.types for name in node.input if name)
-            computes = known and node.op_type not in PLAIN and first is not None and self._takes(node, first)
+            computes = known and node.op_type not in OWN_OUTPUT_TYPE and first is not None and self._takes(node, first)
             for place, name in enumerate(node.input):
                 if name in self.floats:
                     node.input[place] = self._in(name, f"{node.name}.{place}", computes and self._takes(node, place))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import onnx
     from torch import nn
 
-NEW, OLD = "torch's exporter", "torch's old exporter"
+NEW_EXPORTER, OLD_EXPORTER = "torch's exporter", "torch's old exporter"
 OPSET, OLD_OPSET = 20, 17
 
 
@@ -46,15 +46,15 @@ def network_to_onnx(
     failures = []
     moved = _reassigned_weight(module, shape)
     if moved:
-        failures.append(f"{NEW}: it would crash, because the network's forward assigns {moved}.data")
+        failures.append(f"{NEW_EXPORTER}: it would crash, because the network's forward assigns {moved}.data")
     for name, export, free, attention in (
-        (NEW, _new, True, nullcontext),
-        (NEW, _new, False, nullcontext),
-        (OLD, _old, True, nullcontext),
-        (NEW, _new, True, _decomposed_attention),
-        (OLD, _old, False, nullcontext),
+        (NEW_EXPORTER, _new, True, nullcontext),
+        (NEW_EXPORTER, _new, False, nullcontext),
+        (OLD_EXPORTER, _old, True, nullcontext),
+        (NEW_EXPORTER, _new, True, _decomposed_attention),
+        (OLD_EXPORTER, _old, False, nullcontext),
     ):
-        if (moved and name == NEW) or (free and not dynamic):
+        if (moved and name == NEW_EXPORTER) or (free and not dynamic):
             continue
         try:
             with _quiet(), attention(), _float64_numbers(), warnings.catch_warnings():

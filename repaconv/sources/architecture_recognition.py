@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.core.errors import Refused
 from repaconv.results import Known
-from repaconv.sources.named_architectures import KNOWN
+from repaconv.sources.named_architectures import REGISTRIES
 
 if TYPE_CHECKING:
     from repaconv.checkpoints import Checkpoint
@@ -32,7 +32,7 @@ def recognised(found: Checkpoint, unknown: Refused) -> Known:
         Refused: No architecture or several match; the hint lists them.
     """
     near = known_networks(found)
-    buildable = [one for one in near if one.exact and one.name.partition(":")[0] in KNOWN]
+    buildable = [one for one in near if one.exact and one.name.partition(":")[0] in REGISTRIES]
     if len(buildable) == 1:
         return buildable[0]
     raise Refused(unknown.message, hint=_hint(found, near, len(buildable)), code=unknown.code) from unknown

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 # Builders: a package's registry of architectures, or a function in the user's own file
 
-KNOWN = ("timm", "torchvision")
+REGISTRIES = ("timm", "torchvision")
 """Packages with a registry of architectures."""
-LIBRARIES = (*KNOWN, "transformers", ultralytics_networks.PACKAGE)
+LIBRARIES = (*REGISTRIES, "transformers", ultralytics_networks.PACKAGE)
 """Packages that build networks."""
 
 

@@ -19,11 +19,22 @@ from repaconv.torch_fold.module_calls import Call, outputs
 LOOKS = ("item", "tolist", "numpy", "bool", "int", "float", "index", "equal", "allclose", "is_nonzero")
 """Functions that read a tensor's numbers and return no tensor. Others without a tensor result only read its shape."""
 DRAWN = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "uniform", "multinomial")
-SAME = ("contiguous", "to", "type_as", "float", "double", "detach", "dropout", "dropout1d", "dropout2d", "dropout3d")
+SAME_NUMBERS = (
+    "contiguous",
+    "to",
+    "type_as",
+    "float",
+    "double",
+    "detach",
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+)
 """Functions that return the same numbers unless they change the dtype; dropout does so in eval mode."""
 
 
-COPIES = (*SAME, "get", "clone")
+COPIES = (*SAME_NUMBERS, "get", "clone")
 """Functions that return the same numbers in a new tensor; ``get`` is reading an attribute such as ``data``."""
 
 
@@ -111,7 +122,7 @@ class Step:
     @property
     def same(self) -> Value | None:
         """The input that it returns unchanged; None if it changes it."""
-        if self.name not in SAME or self.output is None or not self.args or not isinstance(self.args[0], Value):
+        if self.name not in SAME_NUMBERS or self.output is None or not self.args or not isinstance(self.args[0], Value):
             return None
         if self.name.startswith("dropout") and self.given(2, "training", True):
             return None

@@ -26,7 +26,7 @@ from repaconv.algebra.channel_maps import Vector
 from repaconv.algebra.convolution_kernels import Kernel, per_output_channel
 from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
 from repaconv.torch_fold.module_calls import KEEPS_STATE
-from repaconv.torch_fold.module_trace import LOOKS, SAME, Called, Step, Trace, Value, inner_name, parameters_of
+from repaconv.torch_fold.module_trace import LOOKS, SAME_NUMBERS, Called, Step, Trace, Value, inner_name, parameters_of
 from repaconv.torch_fold.submodules import holds_nothing, joined, shared
 from repaconv.torch_fold.traced_linear_maps import (
     ADDS,
@@ -193,7 +193,7 @@ MOVES = (
         "swapaxes",
         "movedim",
     ),
-    *("squeeze", "unsqueeze", "roll", "getitem", "expand", "clone", *SAME),
+    *("squeeze", "unsqueeze", "roll", "getitem", "expand", "clone", *SAME_NUMBERS),
 )
 """Functions that only move or select numbers."""
 AVERAGES = ("mean", "interpolate", *(f"{kind}avg_pool{axes}d" for kind in ("", "adaptive_") for axes in (1, 2, 3)))

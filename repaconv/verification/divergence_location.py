@@ -28,9 +28,10 @@ Array = NDArray[np.floating]
 FIRST_PIECE, LARGEST_PIECE, PIECE_BYTES = 16, 128, 2**28
 # Factor on the tolerance for intermediate values: some have small scales, e.g. those after a norm.
 INTERMEDIATE_FACTOR = 3.0
-# A lossy link differs everywhere. A layer is broken if its relative RMS difference is JUMP times the largest one before
-# it (at least FLOOR), and above LARGE. Correct INT8 graphs jump by up to 2.6 (tests/test_precision.py).
-JUMP, FLOOR, LARGE = 4.0, 0.03, 0.1
+# A lossy link differs everywhere. A layer is broken if its relative RMS difference is LOSSY_JUMP times the largest one
+# before it (at least LOSSY_FLOOR), and above LOSSY_LARGE. Correct INT8 graphs jump by up to 2.6
+# (tests/test_precision.py).
+LOSSY_JUMP, LOSSY_FLOOR, LOSSY_LARGE = 4.0, 0.03, 0.1
 
 
 def values_by_piece(
@@ -107,9 +108,9 @@ def first_jump(curve: Sequence[Drift], *, decides: bool = False) -> int | None:
     for place, error in enumerate(errors):
         if not np.isfinite(error):
             return place
-    jumps = [error / max([FLOOR, *errors[:place]]) for place, error in enumerate(errors)]
+    jumps = [error / max([LOSSY_FLOOR, *errors[:place]]) for place, error in enumerate(errors)]
     best = int(np.argmax(jumps)) if jumps else 0
-    return best if jumps and jumps[best] > JUMP and errors[best] > LARGE and not decides else None
+    return best if jumps and jumps[best] > LOSSY_JUMP and errors[best] > LOSSY_LARGE and not decides else None
 
 
 def locate(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.algebra.image_resizing import OLD, before_places, resized
+from repaconv.algebra.image_resizing import OLD_COORDINATES, before_places, resized
 from repaconv.graph.onnx_files import names_read, subgraphs_of
 from repaconv.graph.operator_facts import EPSILON, RANDOM
 
@@ -558,7 +558,7 @@ def _resized_alike(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, A
     by = how.get("coordinate_transformation_mode") or "half_pixel"
     if (how.get("mode") or "nearest") == "nearest":  # rounded in float32
         return False
-    if by in (OLD, "half_pixel"):
+    if by in (OLD_COORDINATES, "half_pixel"):
         return True
     if scales is not None and len(scales):
         olds = [x.shape[axis] for axis in how.get("axes") or range(x.ndim)]

@@ -106,7 +106,7 @@ def _plan(node: ir.Node, weights: Collection[ir.Value | None]) -> _Plan | None:
     if all(is_constant(value) for value in values):
         return None
     sizes_of = tuple(sorted(equation.size.items()))
-    conv = None if "BFLOAT16" in kinds else 0 if _is_near_convolution(node) else SMALL
+    conv = None if "BFLOAT16" in kinds else 0 if _is_near_convolution(node) else LONE_CONV_COST
     return _cheapest(equation.operands, equation.output, sizes_of, fixed, conv)
 
 
@@ -164,7 +164,9 @@ def _plans(equation: Equation, fixed: tuple[bool, ...], conv: int | None) -> Ite
         if conv is not None and fixed[w] and not any(summed) and _is_of_pixels(rest[x], rest[w], out):
             kernel = (out[1], rest[x][1], *("" for _ in out[2:]))
             plan = _Plan(equation, fixed, summed, "Conv", (x, w), (tuple(rest[x]), kernel), whole)
-            is_small = any(size < FEW for size in as_numbers(equation.size[each] for each in rest[w]) or ())
+            is_small = any(
+                size < SLOW_CONV_CHANNELS for size in as_numbers(equation.size[each] for each in rest[w]) or ()
+            )
             yield replace(plan, cost=conv if is_small else 0)
     for first, second in ((0, 1), (1, 0)):
         for one, two, made in _products(rest[first], rest[second], out):
@@ -213,7 +215,7 @@ def _runs(letters: str, out: str) -> list[str]:
 TRANSPOSE, SWAP, RESHAPE, VECTOR, REPEAT = 5, 2, 1, 20, 3
 """Cost of a Transpose, of one that a MatMul absorbs, of a Reshape, of products of vectors instead of matrices, and of a
 batch axis along which one of several matrices is repeated: rows in its place make fewer products of larger matrices."""
-FEW, SMALL = 16, 3
+SLOW_CONV_CHANNELS, LONE_CONV_COST = 16, 3
 """Channels below which ONNX Runtime runs a Conv slower than Reshape, MatMul and Reshape (0.4 of the speed for 6 heads),
 and the cost of one that nothing around it folds into."""
 

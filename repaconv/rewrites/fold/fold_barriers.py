@@ -29,7 +29,7 @@ PREFIX = "value:"
 """Prefix of the name of a value in `reverted`; entries without it are names of rewrites."""
 VALUES, SUMS = "repaconv.kept_values", "repaconv.kept_sums"
 """Metadata keys: the names of the outputs that are kept values, and of those that belong to kept sums."""
-LEAST = {"FLOAT": 256.0, "DOUBLE": 256.0, "FLOAT16": 64.0, "BFLOAT16": 64.0}
+LEAST_ROUNDING_CONSTANT = {"FLOAT": 256.0, "DOUBLE": 256.0, "FLOAT16": 64.0, "BFLOAT16": 64.0}
 """Smallest constant that counts as rounding on purpose, by data type; in float32 it rounds to multiples of 2^-15.
 Float32 graphs are folded as float64."""
 ALIKE = 2.0**-9
@@ -82,7 +82,7 @@ def _rounded_on_purpose(value: ir.Value) -> tuple[ir.Value, ...]:
     number = _number(node) if node is not None and users else None
     if node is None or number is None or value.dtype is None:
         return ()
-    if abs(number) < LEAST.get(value.dtype.name, math.inf):
+    if abs(number) < LEAST_ROUNDING_CONSTANT.get(value.dtype.name, math.inf):
         return ()
     added = -number if node.op_type == "Sub" and constant(node.inputs[1]) is not None else number
     if not any(_cancels(user, added) for user in users):

@@ -243,7 +243,7 @@ def operator_of(vertex: Vertex) -> str:
 # all readers are still exactly what the removal made of them, there are several products instead of one shared product
 # (or instead of one concatenation), and they save next to nothing. Such a removal is reverted.
 
-LEAST = 8
+LEAST_SAVING = 8
 """Inlining a shared product is kept if it saves at least 1/8 of the product's multiply-accumulates."""
 
 
@@ -284,7 +284,7 @@ def before(vertex: Vertex, gain: int) -> dict[Vertex, tuple[Map, Vector | None, 
     if any(user.inputs.keys() & vertex.inputs.keys() for user in vertex.outputs):
         return None
     dense = all(isinstance(edge, Dense) for edge in vertex.inputs.values())
-    shared = len(vertex.outputs) > 1 and dense and LEAST * gain <= product_of(vertex)
+    shared = len(vertex.outputs) > 1 and dense and LEAST_SAVING * gain <= product_of(vertex)
     if not shared and not is_row(vertex):
         return None
     return {user: (user.inputs[vertex], user.shift, user.changed) for user in vertex.outputs}

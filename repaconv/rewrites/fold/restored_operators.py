@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-FEW = 16
+COMPARED_NUMBERS = 16
 """How many numbers of a constant are compared before the whole constant is."""
 
 
@@ -103,7 +103,7 @@ def share(model: ir.Model) -> None:
         numbers = value.const_value.numpy()
         if numbers.ndim < 2 or numbers.dtype.hasobject:
             continue
-        few = np.ravel(numbers)[:: max(1, numbers.size // FEW)].tobytes()
+        few = np.ravel(numbers)[:: max(1, numbers.size // COMPARED_NUMBERS)].tobytes()
         alike = found.setdefault((value.dtype, numbers.shape, few), [])
         twin = next((one for one in alike if _bytes(one) == numbers.tobytes()), None)
         if twin is None:

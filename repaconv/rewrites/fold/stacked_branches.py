@@ -27,7 +27,7 @@ from repaconv.results import Change
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-MOST = 16
+MOST_BRANCHES = 16
 """The largest number of branches; a longer axis is assumed to be data."""
 
 
@@ -69,7 +69,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _is_stack(node: ir.Node) -> bool:
-    if node.op_type != "Concat" or node.domain or not 2 <= len(node.inputs) <= MOST:
+    if node.op_type != "Concat" or node.domain or not 2 <= len(node.inputs) <= MOST_BRANCHES:
         return False
     shapes = [sizes(value) for value in node.inputs]
     axis = int(attribute(node, "axis", 0))

@@ -41,13 +41,13 @@ from repaconv.results import Change
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-ONE = 20.0
+SATURATED_FROM = 20.0
 """From here on tanh(log(1 + e^x)) is 1 in float64; PyTorch's Softplus returns x from here on."""
-FEW = 1024
+SMALL_SOFTMAX = 1024
 """Numbers from which on a Softmax is written as a quotient."""
 MOST_CHANNELS = 512
 """Channels up to which a product of all is faster than ONNX Runtime's LRN."""
-IMAGES = 4
+IMAGE_AXES = 4
 """The number of axes of images [B, c, h, w]."""
 
 
@@ -58,7 +58,7 @@ def _mish_as_quotient(model: ir.Model) -> Iterator[Change]:
             continue
         write = Writer(model, node)
         two = write.constant(2.0, x)
-        power = write("Exp", write("Min", x, write.constant(ONE, x)))
+        power = write("Exp", write("Min", x, write.constant(SATURATED_FROM, x)))
         share = write("Mul", power, write("Add", power, two))
         write.replace(node.outputs[0], write("Mul", x, write("Div", share, write("Add", share, two))))
         yield Change(rewrite="mish-as-quotient", place=node.name or "", description="x n / (n + 2)")
@@ -76,12 +76,12 @@ def _of_mish(product: ir.Node) -> ir.Value | None:
 
 
 def _softplus_of(value: ir.Value | None) -> ir.Value | None:
-    """The x of log(1 + e^x), also if that is x itself where x is above `ONE` or more."""
+    """The x of log(1 + e^x), also if that is x itself where x is above `SATURATED_FROM` or more."""
     where = made_by(value, "Where")
     if where is not None:
         test, x = made_by(where.inputs[0], "Greater"), where.inputs[1]
         limit = scalar(test.inputs[1]) if test is not None and test.inputs[0] is x else None
-        return x if limit is not None and limit >= ONE and _softplus_of(where.inputs[2]) is x else None
+        return x if limit is not None and limit >= SATURATED_FROM and _softplus_of(where.inputs[2]) is x else None
     node = made_by(value, "Softplus")
     return node.inputs[0] if node is not None else None
 
@@ -127,7 +127,7 @@ def _written(write: Writer, x: ir.Value, slopes: Array) -> tuple[ir.Value, str] 
     if slopes.size and (slopes == slopes.flat[0]).all():
         alpha = float(slopes.flat[0])  # attributes are float32
         return (write("LeakyRelu", x, alpha=alpha), "one slope") if float(np.float32(alpha)) == alpha else None
-    if rank_of(x) == len(shape) == IMAGES and slopes.size == shape[1]:
+    if rank_of(x) == len(shape) == IMAGE_AXES and slopes.size == shape[1]:
         each = slopes.reshape(-1, 1, 1, 1)
         if (each > 1).any():
             part = _depthwise(write, write("Relu", x), 1 - each)
@@ -170,7 +170,7 @@ def _is_plain(x: ir.Value) -> bool:
 
 def _is_small(shape: Sizes) -> bool:
     """Whether starting five operators takes longer than transposing so few numbers."""
-    return known_product(shape) < FEW and all(isinstance(size, int) for size in shape)
+    return known_product(shape) < SMALL_SOFTMAX and all(isinstance(size, int) for size in shape)
 
 
 def _lrn_as_conv(model: ir.Model) -> Iterator[Change]:
@@ -178,7 +178,7 @@ def _lrn_as_conv(model: ir.Model) -> Iterator[Change]:
         x, shape = node.inputs[0], sizes(node.inputs[0])
         size, given = int(attribute(node, "size", 1)), {"alpha": float(np.float32(1e-4)), "beta": 0.75, "bias": 1.0}
         alpha, beta, bias = (float(attribute(node, name, default)) for name, default in given.items())
-        if x is None or shape is None or len(shape) != IMAGES or not _is_plain(x) or alpha < 0 or bias <= 0:
+        if x is None or shape is None or len(shape) != IMAGE_AXES or not _is_plain(x) or alpha < 0 or bias <= 0:
             continue
         width = shape[1]
         if not isinstance(width, int) or width > MOST_CHANNELS:

@@ -47,7 +47,7 @@ ROWS, COLUMNS = 2, 3
 # The estimate of a convolution's speedup. Its unit is the time of one multiply-accumulate. The numbers are fits to
 # measured speedups of 0.4 to 1.9, within 0.25 of each: ONNX Runtime with AVX2, one thread, 24 to 384 channels, 14x14 to
 # 112x112 pixels.
-PLAIN, PRODUCTS = 36, 18
+PLAIN_COST, PRODUCTS_COST = 36, 18
 """A plain convolution, and the 16 products, for 2x2 pixels of one pair of channels."""
 FROM_PHASES, FROM_IMAGE, TO_PHASES, TO_IMAGE = 175, 325, 175, 425
 """The transforms for 2x2 pixels of an input channel, and of an output channel."""
@@ -180,8 +180,8 @@ def _speedup(conv: ir.Node, before: float, behind: float) -> float:
     (read, *_), (made, height, width) = _grid(_image_of(conv)), _grid(conv.outputs[0])
     rows, columns = -(-height // 2), -(-width // 2)
     transforms = columns * (before * read + behind * made) + ROW_START * (read + made)
-    new = rows * (columns * PRODUCTS * read * made + transforms) + NODE_OVERHEAD
-    return PLAIN / 4 * height * width * read * made / new
+    new = rows * (columns * PRODUCTS_COST * read * made + transforms) + NODE_OVERHEAD
+    return PLAIN_COST / 4 * height * width * read * made / new
 
 
 def _images_of(node: ir.Node) -> list[ir.Value]:

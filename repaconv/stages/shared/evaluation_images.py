@@ -14,7 +14,7 @@ from repaconv.stages.shared.input_selection import Split, choose_inputs
 if TYPE_CHECKING:
     from repaconv.verification.input_batches import Inputs
 
-AGAIN = "export again, or give verify --inputs or --images"
+EXPORT_AGAIN = "export again, or give verify --inputs or --images"
 MAX_IMAGES = 64
 """Largest number of images on which `bench` and `build` compare outputs."""
 NO_IMAGES = (
@@ -46,9 +46,9 @@ def evaluation_images(source_model: SourceModel, exported: ExportArtefact, *, mo
         return NO_IMAGES
     path = Path(known.path)
     if not path.exists():
-        return f"the images of its export, {path}, are not there any more; {AGAIN}"
+        return f"the images of its export, {path}, are not there any more; {EXPORT_AGAIN}"
     if _sha256(path, known.count) != known.sha256:
-        return f"the images of its export, {path}, were changed since; {AGAIN}"
+        return f"the images of its export, {path}, were changed since; {EXPORT_AGAIN}"
     folder = path.is_dir()
     size = exported.image_size if isinstance(exported.image_size, tuple) else None
     given = choose_inputs(

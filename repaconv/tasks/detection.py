@@ -44,15 +44,17 @@ NMS_IOU = 0.7
 """IoU above which NMS removes the box with the lower score: the default of Ultralytics."""
 IOUS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
+"""The IoU thresholds and the recall levels of COCO's mAP50-95."""
 MOST_DETECTIONS, MOST_BEFORE_NMS = 100, 2000
+"""Boxes per image that are compared with labels, as in COCO, and that enter NMS, those with the highest scores."""
 BOXES, SCORES, CLASSES = ("boxes",), ("scores",), ("labels", "classes")
 MASKS, MASK_THRESHOLD = "masks", 0.5
-"""Of instances, the largest output, and from which number on a pixel is part of one, as in torchvision."""
+"""Name of the output with the masks of instances, and the number from which on a pixel is part of one (torchvision)."""
 DETR_BOXES, DETR_LOGITS = ("pred_boxes",), ("logits", "pred_logits")
 SIGMOID = ("rtdetr", "lwdetr", "rfdetr", "deformable", "conditional", "dab", "dfine")
-"""Of relatives of DETR, those with a sigmoid for each class."""
+"""Parts of the names of networks like DETR that have a sigmoid for each class."""
 SOFTMAX = ("detr", "tabletransformer", "yolos")
-"""How the names of those begin that have a class for no object; of others, the logits decide."""
+"""Beginnings of the names of those that have a class for no object. For other names, the logits decide."""
 STRIDES = (8, 16, 32)
 
 
@@ -72,7 +74,7 @@ class Objects(NamedTuple):
 
     @classmethod
     def of(cls, boxes: Array, scores: Array, classes: Array, least: float = LEAST_SCORE) -> Objects:
-        """Sort, and leave out what has next to no score."""
+        """Sort by falling score, and leave out objects with a score below ``least``."""
         places = np.argsort(-scores, kind="stable")
         places = places[scores[places] >= least]
         return cls(boxes[places].astype(float), scores[places].astype(float), classes[places].astype(int), places)
@@ -84,7 +86,7 @@ class Objects(NamedTuple):
 
 
 class Labeled(NamedTuple):
-    """The objects that labels say of one image.
+    """The objects of one image according to its labels.
 
     ``boxes`` [M, 4] are x1, y1, x2, y2 in pixels of the network's image; ``ids`` [M] are the categories; ``crowd`` [M]
     are boxes around groups; ``categories`` are the names of all categories of the file by id, empty where it has none.
@@ -133,7 +135,7 @@ class Detection(Task):
         return self.reader(outputs)
 
     def truth(self, result: Objects) -> Objects:
-        """The objects that are there, by the reference."""
+        """The reference's objects above `SCORE_THRESHOLD`, which take the place of labels."""
         return result.only(result.scores >= SCORE_THRESHOLD)
 
     def row(self, result: Objects, truth: Objects) -> Row:
@@ -159,7 +161,7 @@ class Detection(Task):
         return rows_that_match(result, truth)
 
     def labeled_row(self, result: Objects, label: Labeled) -> Row:
-        """Keep both: which class a category is may take all images."""
+        """Keep the result and the label. `settled_labels` matches them: the classes may follow from all images only."""
         if result.boxes.shape[1] != 4:
             raise Refused(
                 "the boxes of COCO annotations are upright, and those of this network are rotated.",
@@ -300,7 +302,7 @@ def _objects_of(label: Labeled, numbers: Mapping[int, int]) -> Objects:
 
 
 def _agreed(result: Objects, label: Labeled, numbers: Mapping[int, int]) -> int:
-    """How many objects match one of the labels with its class."""
+    """Count the objects that match an object of the labels with its class, at IoU 0.5."""
     shown = result.only(result.scores >= SCORE_THRESHOLD)
     return int(matches(shown, _objects_of(label.only(~label.crowd), numbers))[:, 0].sum())
 
@@ -327,13 +329,18 @@ def ious(a: Array, b: Array) -> Array:
 
 
 def matches(found: Objects, truth: Objects) -> Array:
-    """Which objects [M, 10] match one of the truth's at each IoU threshold; see `matched_to`."""
+    """Whether each of M objects matches one of the truth's, at each IoU threshold: [M, 10]; see `matched_to`."""
     found_one: Array = matched_to(found, truth) >= 0
     return found_one
 
 
 def matched_to(found: Objects, truth: Objects) -> Array:
-    """Which of the truth each matches at each IoU threshold [M, 10]: the best free one, by falling score, or -1."""
+    """Match M objects with those of the truth, class by class and by falling score, at each of the 10 IoU thresholds.
+
+    Returns:
+        [M, 10]: the index of the truth's object with the largest IoU that no earlier object matched, or -1 if none
+        reaches the threshold.
+    """
     overlap = ious(found.boxes, truth.boxes)
     overlap[found.classes[:, None] != truth.classes[None]] = -1
     matched, taken = np.full((len(found.scores), len(IOUS)), -1), np.zeros((len(IOUS), len(truth.scores)), bool)
@@ -349,13 +356,19 @@ def matched_to(found: Objects, truth: Objects) -> Array:
 
 
 def rows_that_match(found: Objects, truth: Objects) -> tuple[Array, Array]:
-    """The rows of the outputs that matched objects were read from: of these, and of the truth's."""
+    """The rows of the outputs from which objects were read that match at IoU 0.5: of ``found``, and of ``truth``."""
     to = matched_to(found, truth)[:, 0]
     return found.places[to >= 0], truth.places[to[to >= 0]]
 
 
 def mask_ious(found: Objects, truth: Objects, to: Array) -> Array | None:
-    """IoU of the masks of objects that match; None if there are no masks."""
+    """IoU of the masks of each pair of objects that match; None if a network gives no masks.
+
+    Args:
+        found: M objects.
+        truth: The truth's objects.
+        to: [M]: the truth's object that each matches, -1 for none.
+    """
     if found.masks is None or truth.masks is None:
         return None
     a, b = found.masks[to >= 0], truth.masks[to[to >= 0]]
@@ -372,7 +385,7 @@ def mask_iou(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def average_precision(rows: Sequence[Row]) -> float:
-    """mAP50-95: the mean over IoU thresholds and the classes that are there."""
+    """mAP50-95: the mean over the IoU thresholds and over the classes that the truth has, from 0 to 1."""
     scores, classes = (np.concatenate([row[name] for row in rows]) for name in ("scores", "classes"))
     matched, truths = (np.concatenate([row[name] for row in rows]) for name in ("matched", "truths"))
     order = np.argsort(-scores, kind="stable")
@@ -383,7 +396,12 @@ def average_precision(rows: Sequence[Row]) -> float:
 
 
 def _of_class(matched: Array, there: int) -> float:
-    """The mean over IoU thresholds of the precision at 101 levels of recall."""
+    """The average precision of one class: its precision at 101 levels of recall, averaged over the IoU thresholds.
+
+    Args:
+        matched: [M, 10]: whether each detection of the class, by falling score, matches at each threshold.
+        there: Number of the truth's objects of this class.
+    """
     if not len(matched):
         return 0.0
     right = matched.cumsum(0)
@@ -398,7 +416,7 @@ def _of_class(matched: Array, there: int) -> float:
 
 
 def suppressed(objects: Objects, threshold: float = NMS_IOU) -> Objects:
-    """NMS within each class."""
+    """NMS within each class: of two boxes with an IoU above the threshold, the one with the lower score is removed."""
     objects = objects.only(np.arange(len(objects.scores)) < MOST_BEFORE_NMS)
     kept: list[int] = []
     open_ones = np.ones(len(objects.scores), bool)
@@ -422,14 +440,15 @@ def suppressed(objects: Objects, threshold: float = NMS_IOU) -> Objects:
 
 
 def reader_of(outputs: Outputs, about: NetworkFacts) -> tuple[Reader, str, frozenset[str], int | None]:
-    """How outputs of this kind are read, what that is called, which of those are lists in the order of scores.
+    """Recognize the layout of a detector's outputs.
 
-    The last is how many classes the network tells apart, if that is known.
-
-    The queries of DETR with a class for no object stay in their order; other networks select theirs by score.
+    Returns:
+        The function that reads such outputs; the layout in words; the names of the outputs whose rows are a list in the
+        order of scores (the queries of DETR with a class for no object keep their order, other networks select theirs
+        by score); the number of classes that the network distinguishes, None if it is unknown.
 
     Raises:
-        Unreadable: In no known way.
+        Unreadable: If the layout is none of the known ones.
     """
     if found := _named(outputs, BOXES, SCORES, CLASSES):
         masks = next((name for name in outputs if name.lower() == MASKS), None)
@@ -466,13 +485,16 @@ def reader_of(outputs: Outputs, about: NetworkFacts) -> tuple[Reader, str, froze
 
 
 def _named(outputs: Outputs, *names: tuple[str, ...]) -> tuple[str, ...]:
-    """The outputs that are called so; empty if one is missing."""
+    """The names of the outputs that have one name of each tuple; empty if one is missing."""
     found = [next((name for name in outputs if name.lower() in each), "") for each in names]
     return tuple(found) if all(found) else ()
 
 
 def _torchvision(outputs: Outputs, names: tuple[str, ...], masks: str = "") -> list[Objects]:
-    """Of one image [M, 4], [M], [M], or of several [N, M, 4], [N, M], [N, M]; with ``masks`` [M, 1, H, W] of 0 to 1."""
+    """Read torchvision's outputs: boxes [M, 4], scores [M] and labels [M] of one image, or with N images first.
+
+    ``masks`` names an output [M, 1, H, W] of numbers from 0 to 1.
+    """
     given = [outputs[name] for name in (*names, *filter(None, [masks]))]
     if given[0].ndim == 2:
         given = [each[None] for each in given]
@@ -498,7 +520,10 @@ def _has_no_object_class(logits: Array, architecture: str) -> bool:
 
 
 def _detr(outputs: Outputs, names: tuple[str, ...], size: tuple[int, int], *, softmax: bool) -> list[Objects]:
-    """Boxes [N, Q, 4] as center, width and height relative to the image, and logits [N, Q, K]; no NMS."""
+    """Read DETR's outputs, without NMS: boxes [N, Q, 4] and logits [N, Q, K].
+
+    The boxes are center, width and height relative to the image, whose ``size`` is (height, width) in pixels.
+    """
     boxes, logits = (np.asarray(outputs[name], float) for name in names)
     if boxes.ndim != 3 or boxes.shape[2] != 4 or logits.shape[:2] != boxes.shape[:2]:
         raise Unreadable(f"logits and boxes do not fit each other: {described(outputs)}")
@@ -518,7 +543,7 @@ def corners_of(boxes: Array) -> Array:
 
 
 def after_nms(array: Array) -> bool:
-    """Whether rows [N, M, 6 and more] are corners, a score and a class; those next to no score may be anything."""
+    """Whether rows [N, M, 6 or more] are corners, a score and a class. Rows below `LEAST_SCORE` are not checked."""
     if array.shape[2] < 6:
         return False
     rows = array[array[:, :, 4] >= LEAST_SCORE]
@@ -529,7 +554,7 @@ def after_nms(array: Array) -> bool:
 
 
 def _without_objects(array: Array) -> bool:
-    """Whether rows [N, M, 6] are those of images without objects: padding, of which nothing shows the layout."""
+    """Whether all rows [N, M, 6] have scores below `LEAST_SCORE`: padding, which does not show the layout."""
     return array.shape[2] == 6 and bool((array[:, :, 4] < LEAST_SCORE).all())
 
 
@@ -541,7 +566,7 @@ def classes_of(outputs: Outputs, about: NetworkFacts, more: int = 0) -> int:
     """The number of classes of an output [N, 4 + classes + more, M] of Ultralytics, checked by its scores.
 
     Raises:
-        Unreadable: It has no row for a class, or what should be scores are none.
+        Unreadable: If the number of rows does not fit the classes, or the scores are not from 0 to 1.
     """
     name, first = next(iter(outputs.items()))
     rows = first.shape[1] - 4 - more
@@ -559,9 +584,10 @@ def classes_of(outputs: Outputs, about: NetworkFacts, more: int = 0) -> int:
 
 
 def ultralytics(outputs: Outputs, name: str, classes: int, *, rotated: bool = False) -> list[Objects]:
-    """Boxes and scores [N, 4 + classes, M]: center, width and height in pixels, then scores; NMS within each class.
+    """Read Ultralytics' output [N, 4 + classes, M] and apply NMS within each class.
 
-    ``rotated`` ones have their angle in one more row.
+    The rows are center, width and height in pixels, then one score per class; of ``rotated`` boxes also the angle in
+    radians.
     """
     found = []
     for each in outputs[name]:
@@ -572,10 +598,10 @@ def ultralytics(outputs: Outputs, name: str, classes: int, *, rotated: bool = Fa
 
 
 def rotated_classes(array: Array, about: NetworkFacts) -> int:
-    """The classes of an output [N, 4 + classes + 1, M] whose last row is an angle; 0 if it is none.
+    """The number of classes of an output [N, 4 + classes + 1, M] whose last row is an angle; 0 if it is no angle.
 
-    It is one if the network is known to have rotated boxes, if there is a row more than scores of its classes, or if
-    the last row alone has numbers that are no scores.
+    The last row is an angle if the network is known to have rotated boxes, if there is one row more than 4 and the
+    number of its classes, or if only the last row has numbers that cannot be scores.
     """
     classes = array.shape[1] - 5
     if classes < 1 or array.shape[1] >= array.shape[2]:

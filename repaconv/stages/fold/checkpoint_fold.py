@@ -122,6 +122,7 @@ def fold_file_by(
     options: FoldOptions,
     checkpoint: str | Path,
     *,
+    found: Checkpoint | None = None,
     overrule: bool | None = None,
     progress: Progress = silent,
 ) -> MethodFold:
@@ -130,6 +131,7 @@ def fold_file_by(
     Args:
         checkpoint: The file.
         options: The options.
+        found: The checkpoint, if it was read already.
         overrule: Accept settings that contradict the checkpoint; every later result then records them. The value of
             ``force`` when None.
         progress: See `Progress`.
@@ -138,7 +140,7 @@ def fold_file_by(
         Refused: If the checkpoint cannot be folded completely.
         GateFailed: If a fold is not exact; nothing is written then.
     """
-    found = read_hashed(Path(checkpoint), options.weights, options.sha256)
+    found = found or read_hashed(Path(checkpoint), options.weights, options.sha256)
     plan = _plan(options, found, options.force if overrule is None else overrule)
     with lock_folder(plan.run.folder):
         done = _write_fold(plan, progress)

@@ -44,6 +44,7 @@ def fold_with_reverts(
     *,
     measured: bool,
     progress: Progress,
+    reverts: Reverts | None = None,
 ) -> Kept:
     """Fold the graph, and revert what makes it larger or, if ``measured``, slower.
 
@@ -53,8 +54,9 @@ def fold_with_reverts(
         refold: Folds the graph without some of the rewrites.
         measured: Whether its speed is measured.
         progress: See `Progress`.
+        reverts: What is reverted from the start.
     """
-    fold = fold_no_larger(given, before, refold, Reverts())
+    fold = fold_no_larger(given, before, refold, reverts or Reverts())
     if not measured:
         return fold
     progress("measure the speed", 0, 0)

@@ -131,8 +131,8 @@ def test_the_rounds_that_a_measurement_asks_for_are_enough():
     def measured(rounds, random):
         loads = np.repeat(np.exp(random.normal(0, 0.06, rounds // 2)), 2)
         samples = {"a": np.full(len(loads), 3.0), "b": 6.0 * loads}
-        compared = ratio("a", samples["a"], "b", samples["b"], seed=0, openings=rounds // 2)
-        return quality(samples, QUIET, compared=compared, stable=True, openings=rounds // 2)
+        compared = ratio("a", samples["a"], "b", samples["b"], seed=0, session_loads=rounds // 2)
+        return quality(samples, QUIET, compared=compared, stable=True, session_loads=rounds // 2)
 
     enough, asked = [], []
     for seed in range(40):
@@ -219,22 +219,24 @@ def test_warm_up_goes_on_until_it_rests():
 # --- openings ---------------------------------------------------------------------------------------------
 
 
-def opened_differently(openings: int, rounds: int, seed: int, *, slower: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def opened_differently(
+    session_loads: int, rounds: int, seed: int, *, slower: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
     """Two models of which each opening is faster or slower by 3%, measured in rounds of a steady machine."""
     random = np.random.default_rng(seed)
 
     def samples(ms: float) -> np.ndarray:
-        which = np.repeat(np.exp(random.normal(0, 0.03, openings)), rounds // openings)
+        which = np.repeat(np.exp(random.normal(0, 0.03, session_loads)), rounds // session_loads)
         return ms * which * (1 + np.abs(random.normal(0, 0.01, rounds)))
 
     return samples(10.0), samples(10.0 * slower)
 
 
 def test_an_interval_is_of_openings_not_of_rounds():
-    alike = [ratio("a", *_named(opened_differently(10, 50, seed)), seed, openings=10) for seed in range(200)]
+    alike = [ratio("a", *_named(opened_differently(10, 50, seed)), seed, session_loads=10) for seed in range(200)]
     assert 180 <= sum(found.low <= 1 <= found.high for found in alike) <= 198
     assert sum(found.verdict == "no difference shown" for found in alike) >= 180
-    slower = [ratio("a", *_named(opened_differently(10, 50, s, slower=1.1)), s, openings=10) for s in range(50)]
+    slower = [ratio("a", *_named(opened_differently(10, 50, s, slower=1.1)), s, session_loads=10) for s in range(50)]
     assert sum(found.verdict == "faster" for found in slower) == 50
     # the rounds of one opening know nothing of another
     once = [ratio("a", *_named(opened_differently(1, 50, seed)), seed) for seed in range(50)]
@@ -245,10 +247,10 @@ def _named(both: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, str, np.nda
     return both[0], "b", both[1]
 
 
-@pytest.mark.parametrize("openings", [1, 25])
-def test_a_ratio_is_the_reciprocal_of_the_ratio_with_the_models_swapped(openings):
+@pytest.mark.parametrize("session_loads", [1, 25])
+def test_a_ratio_is_the_reciprocal_of_the_ratio_with_the_models_swapped(session_loads):
     a, b = np.random.default_rng(3).lognormal(0.0, 1.0, (2, 50))
-    there, back = (ratio("a", *_named(pair), 0, openings) for pair in ((a, b), (b, a)))
+    there, back = (ratio("a", *_named(pair), 0, session_loads) for pair in ((a, b), (b, a)))
     assert there.median * back.median == pytest.approx(1, abs=2e-6)
     assert there.low * back.high == pytest.approx(1, abs=2e-6)
 
@@ -263,11 +265,11 @@ def quiet(rounds, random):
 
 
 @pytest.mark.parametrize("samples", [quiet, interrupted])
-@pytest.mark.parametrize(("openings", "rounds"), [(1, 50), (5, 20), (8, 16), (10, 20), (25, 50)])
-def test_a_model_is_no_faster_than_its_copy(samples, openings, rounds):
+@pytest.mark.parametrize(("session_loads", "rounds"), [(1, 50), (5, 20), (8, 16), (10, 20), (25, 50)])
+def test_a_model_is_no_faster_than_its_copy(samples, session_loads, rounds):
     """Whether there is one session load, a few or many, and whether both are interrupted: a promise of 95% is kept."""
     pairs = (samples(rounds, np.random.default_rng(seed)) for seed in range(400))
-    found = [ratio("a", *_named(pair), seed, openings) for seed, pair in enumerate(pairs)]
+    found = [ratio("a", *_named(pair), seed, session_loads) for seed, pair in enumerate(pairs)]
     logs = np.log([each.median for each in found])
     assert abs(logs.mean()) < 3 * logs.std() / 20
     assert sum(each.low > 1 or each.high < 1 for each in found) <= 0.05 * len(found)
@@ -284,8 +286,8 @@ def test_a_difference_is_found_as_soon_as_before():
 
 
 def test_a_regression_is_of_the_openings_of_both():
-    def timed(seed: int, slower: float = 1.0, openings: int = 10) -> Timed:
-        return Timed(*opened_differently(openings, 50, seed, slower=1 / slower), openings)
+    def timed(seed: int, slower: float = 1.0, session_loads: int = 10) -> Timed:
+        return Timed(*opened_differently(session_loads, 50, seed, slower=1 / slower), session_loads)
 
     same = [regression(timed(seed), timed(seed + 1000), 0.05) for seed in range(100)]
     assert [found.verdict for found in same].count("failed") == 0
@@ -293,18 +295,18 @@ def test_a_regression_is_of_the_openings_of_both():
     worse = [regression(timed(seed, 1.2), timed(seed + 1000), 0.05).verdict for seed in range(50)]
     assert worse.count("failed") >= 48
     # a baseline from before, of one opening, is judged by
-    assert regression(timed(0), timed(1, openings=1), 0.5).verdict == "passed"
-    assert regression(timed(0, 1.5), timed(1, openings=1), 0.05).verdict == "failed"
+    assert regression(timed(0), timed(1, session_loads=1), 0.5).verdict == "passed"
+    assert regression(timed(0, 1.5), timed(1, session_loads=1), 0.05).verdict == "failed"
 
 
 def test_openings_that_differ_are_no_drift_and_no_outliers():
     samples = dict(zip("ab", opened_differently(10, 50, 3), strict=True))
     samples["a"][:5] *= 2  # an opening whose memory lies badly
-    assert quality(samples, QUIET, compared=None, stable=True, openings=10).verdict == "trusted"
+    assert quality(samples, QUIET, compared=None, stable=True, session_loads=10).verdict == "trusted"
     told = quality(samples, QUIET, compared=None, stable=True).reasons
     assert "a has outliers: 10% of its samples" in told
     drifting = {**samples, "b": np.linspace(10, 14, 50)}
-    assert "b drifted" in " ".join(quality(drifting, QUIET, compared=None, stable=True, openings=10).reasons)
+    assert "b drifted" in " ".join(quality(drifting, QUIET, compared=None, stable=True, session_loads=10).reasons)
 
 
 @pytest.mark.parametrize("loads", range(6, 11))
@@ -333,7 +335,7 @@ def test_a_drift_is_told_by_as_many_session_loads_as_there_are():
 
     def drifts(order: Sequence[int]) -> bool:
         values = np.repeat(1 + 0.4 * np.asarray(order) / len(order), 100 // len(order))
-        told = quality({"a": values}, QUIET, compared=None, stable=True, openings=len(order)).reasons
+        told = quality({"a": values}, QUIET, compared=None, stable=True, session_loads=len(order)).reasons
         return "a drifted" in " ".join(told)
 
     assert not any(map(drifts, ([0, 1], [1, 0, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 0, 2, 3, 4, 5])))
@@ -344,7 +346,7 @@ def test_a_drift_is_told_by_as_many_session_loads_as_there_are():
 @pytest.mark.parametrize("loads", range(2, 6))
 def test_few_session_loads_drift_if_their_rounds_do(loads):
     def drifts(values: np.ndarray) -> bool:
-        told = quality({"a": values}, QUIET, compared=None, stable=True, openings=loads).reasons
+        told = quality({"a": values}, QUIET, compared=None, stable=True, session_loads=loads).reasons
         return "a drifted" in " ".join(told)
 
     random = np.random.default_rng(0)

@@ -66,11 +66,11 @@ def operators(model: onnx.ModelProto) -> list[str]:
 def without_losses(model: onnx.ModelProto, speed: Callable[[onnx.ModelProto], float]) -> Kept:
     refold, given = partial(folded, Path("net.onnx"), model), Evaluated(model)
 
-    def judge(one: Kept) -> FoldEvaluation:
+    def evaluate(one: Kept) -> FoldEvaluation:
         return evaluate_speed(as_fast(speed(one.graph.model)) if one.changes else None, "a machine")
 
     smaller, changes, _ = refold(())
-    return revert_harmful(Kept(Evaluated(smaller), changes), given, refold, judge)
+    return revert_harmful(Kept(Evaluated(smaller), changes), given, refold, evaluate)
 
 
 def test_what_makes_it_slower_goes_and_the_rest_stays(normed):

@@ -149,7 +149,7 @@ class Measurement:
     def quality(self, compared: Ratio | None = None) -> Quality:
         """Return the verdict on the measurement, and on a ratio of it."""
         return quality(
-            self.samples_ms, self.watched, compared=compared, stable=self.stable, openings=self.session_loads
+            self.samples_ms, self.watched, compared=compared, stable=self.stable, session_loads=self.session_loads
         )
 
 

@@ -52,9 +52,9 @@ def latency(
     )
 
 
-def by_session_load(values: NDArray[Any], openings: int) -> list[NDArray[Any]]:
+def by_session_load(values: NDArray[Any], session_loads: int) -> list[NDArray[Any]]:
     """Split values by session load, into parts of equal size or with one more in the first ones."""
-    return np.array_split(values, openings)
+    return np.array_split(values, session_loads)
 
 
 def ratio(
@@ -63,7 +63,7 @@ def ratio(
     other: str,
     other_ms: NDArray[np.float64],
     seed: int,
-    openings: int = 1,
+    session_loads: int = 1,
 ) -> Ratio:
     """Compute the speedup other / subject with its confidence interval.
 
@@ -71,7 +71,7 @@ def ratio(
     round are adjacent in time, so that a slow phase of the machine affects both and hardly changes their ratio.
     """
     ratios = other_ms / subject_ms
-    low, middle, high = _interval(_estimate(ratios, openings, np.random.default_rng(seed)))
+    low, middle, high = _interval(_estimate(ratios, session_loads, np.random.default_rng(seed)))
     p10, p90 = np.percentile(ratios, [10, 90])
     return Ratio(
         subject=subject,
@@ -94,17 +94,17 @@ class _Estimate(NamedTuple):
     freedom: float
 
 
-def _estimate(ratios: NDArray[np.float64], openings: int, random: np.random.Generator) -> _Estimate:
+def _estimate(ratios: NDArray[np.float64], session_loads: int, random: np.random.Generator) -> _Estimate:
     """Estimate the logarithm of a ratio from the rounds of these session loads.
 
     The variance is that over the loads, or over blocks of rounds if there is only one load. It is increased where the
     interval by subsets is wider.
     """
-    parts = by_session_load(np.log(ratios), openings)
+    parts = by_session_load(np.log(ratios), session_loads)
     loads = np.array([np.median(part) for part in parts])
-    each = -(-FEWEST_BLOCKS // openings)
+    each = -(-FEWEST_BLOCKS // session_loads)
     blocks = np.array([np.median(block) for part in parts for block in np.array_split(part, min(each, len(part)))])
-    units = loads if openings > 1 else blocks
+    units = loads if session_loads > 1 else blocks
     if len(units) < 2:
         return _Estimate(float(loads.mean()), 0.0, 1)
     freedom = len(units) - 1
@@ -147,8 +147,8 @@ class Timed(NamedTuple):
     """Milliseconds of a model and of its reference model by round, and the number of session loads."""
 
     subject_ms: NDArray[np.float64]
-    yardstick_ms: NDArray[np.float64]
-    openings: int = 1
+    reference_ms: NDArray[np.float64]
+    session_loads: int = 1
 
 
 def regression(now: Timed, then: Timed, allowed: float) -> Regression:
@@ -165,7 +165,7 @@ def regression(now: Timed, then: Timed, allowed: float) -> Regression:
         Failed if the whole interval is above the allowed increase, passed if it is below, else inconclusive.
     """
     random = np.random.default_rng(0)  # of the random subsets
-    present, past = (_estimate(each.subject_ms / each.yardstick_ms, each.openings, random) for each in (now, then))
+    present, past = (_estimate(each.subject_ms / each.reference_ms, each.session_loads, random) for each in (now, then))
     variance = present.variance + past.variance
     spread = sum(each.variance**2 / each.freedom for each in (present, past))
     low, middle, high = _interval(_Estimate(present.log - past.log, variance, variance**2 / spread if spread else 1.0))

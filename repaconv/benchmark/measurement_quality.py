@@ -35,7 +35,7 @@ def quality(
     *,
     compared: Ratio | None,
     stable: bool,
-    openings: int = 1,
+    session_loads: int = 1,
 ) -> Quality:
     """Return the verdict on a measurement, with all reasons for doubt.
 
@@ -44,7 +44,7 @@ def quality(
         watched: The state of the machine during the measurement.
         compared: The speedup, if there is one.
         stable: Whether the warm-up became stable.
-        openings: Number of session loads, to which the rounds belong in order.
+        session_loads: Number of session loads, to which the rounds belong in order.
 
     Returns:
         *trusted* if there is no reason for doubt; *inconclusive* if a difference of 5% may be undetected or may be
@@ -57,7 +57,7 @@ def quality(
     ]
     disturbing = [*_machine(watched, spoils=False), *_clocks(watched), *gpu_monitor.disturbance_reasons(watched.card)]
     disturbing += [] if stable else ["latency did not stabilize during warm-up"]
-    disturbing += [reason for name, values in samples_ms.items() for reason in _uneven(name, values, openings)]
+    disturbing += [reason for name, values in samples_ms.items() for reason in _uneven(name, values, session_loads)]
     return Quality(
         verdict="inconclusive" if spoiling else "noisy" if disturbing else "trusted",
         reasons=(*spoiling, *disturbing),
@@ -121,9 +121,9 @@ def _clocks(watched: MachineChanges) -> Iterator[str]:
             yield f"the clock changed: {name[:-4]} from {was / 1e3:.0f} to {now / 1e3:.0f} MHz"
 
 
-def _uneven(name: str, values: NDArray[np.float64], openings: int) -> Iterator[str]:
+def _uneven(name: str, values: NDArray[np.float64], session_loads: int) -> Iterator[str]:
     """Yield drift and outliers in the samples of one subject. Differences between session loads count as neither."""
-    several = by_session_load(values, openings)
+    several = by_session_load(values, session_loads)
     if len(values) >= FEWEST_ROUNDS and abs(change := _change(values)) > LATENCY_DRIFT and _goes_one_way(several):
         yield f"{name} drifted: its last third takes {1 + change:.2f} times as long as its first"
     beyond = float(np.concatenate([part > OUTLIER_FACTOR * np.median(part) for part in several]).mean())

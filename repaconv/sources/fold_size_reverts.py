@@ -68,19 +68,19 @@ class FoldEvaluation(NamedTuple):
     why: str
 
 
-def revert_harmful(fold: Kept, given: Evaluated, refold: Refold, judge: Callable[[Kept], FoldEvaluation]) -> Kept:
+def revert_harmful(fold: Kept, given: Evaluated, refold: Refold, evaluate: Callable[[Kept], FoldEvaluation]) -> Kept:
     """Revert rewrites one by one until the fold is acceptable; the original graph if no change remains, or none helps.
 
     Args:
         fold: The fold, without what is reverted already.
         given: The original graph.
         refold: Folds the graph again without some of the rewrites.
-        judge: Evaluates a fold.
+        evaluate: Evaluates a fold.
     """
-    evaluation = judge(fold)
+    evaluation = evaluate(fold)
     while evaluation.why and (names := _revertible(fold)):
         tries = (refold_without(fold, name, refold, evaluation.why) for name in names)
-        fold, evaluation = min(((one, judge(one)) for one in tries), key=lambda found: found[1].rank)
+        fold, evaluation = min(((one, evaluate(one)) for one in tries), key=lambda found: found[1].rank)
     harmful = evaluation.why and not all(change.rewrite in ALWAYS_KEPT for change in fold.changes)
     changes = () if harmful else fold.changes
     return fold._replace(graph=fold.graph if changes else given, changes=changes)
@@ -143,11 +143,11 @@ def fold_no_larger(given: Evaluated, before: Evaluated, refold: Refold, reverts:
     at = _sizes_of_use(given)
     least = size_of(before, at)
 
-    def judge(one: Kept) -> FoldEvaluation:
+    def evaluate(one: Kept) -> FoldEvaluation:
         size = size_of(one.graph, at)
         return FoldEvaluation(size, why_too_large(least, size))
 
-    return revert_harmful(_revert_unsharing(fold, least, at, refold), given, refold, judge)
+    return revert_harmful(_revert_unsharing(fold, least, at, refold), given, refold, evaluate)
 
 
 def _sizes_of_use(given: Evaluated) -> Mapping[str, int]:

@@ -108,7 +108,7 @@ def exported_graph(
     spec, scratch = ways.spec, ways.scratch
     ways.progress(f"{ways.form}: load in torch", 0, 0)
     runner = TorchRunner(module, tensors, double=False, outputs=(output,))
-    judge = ExpectedOutputs.of(runner, _comparison_inputs(shape, spec.batch, spec.free_size), ways)
+    expected = ExpectedOutputs.of(runner, _comparison_inputs(shape, spec.batch, spec.free_size), ways)
     _load_float32(module, tensors)
     ways.progress(f"{ways.form}: export to ONNX", 0, 0)
     written: dict[str, Any] = {
@@ -121,22 +121,22 @@ def exported_graph(
     key = None if ways.of is None else (ways.of, shape, output, *written.values())
     exported = _cached_export(make, key, scratch / DATA)
     data = scratch / DATA if (scratch / DATA).is_file() else None
-    judge = judge._replace(folder=scratch if data else None)
-    check(exported, judge.folder)
+    expected = expected._replace(folder=scratch if data else None)
+    check(exported, expected.folder)
     ways.progress(f"{ways.form}: compare under ONNX Runtime", 0, 0)
     try:
-        before = judge.run(exported)
+        before = expected.run(exported)
     except Exception as error:  # ONNX Runtime raises anything
         raise Refused(
             f"the exported graph does not run under ONNX Runtime: {first_line(error)}.",
             hint="Export with a newer PyTorch, or at a fixed --image-size that is larger.",
             code="export.does-not-run",
         ) from error
-    link = judge.link("exported", (f"{ways.form} in torch, float32", EXPORTED), before)
+    link = expected.link("exported", (f"{ways.form} in torch, float32", EXPORTED), before)
     if data is not None:
         return Graph(exported, (link, not_run_link("not tried on a net above 2 GiB")), "none", False, data)
-    link = judge.located(link, runner.trace(), exported, by_module=True)
-    return finished(Graph(exported, (link,), "none", False, None), judge._replace(expected=before))
+    link = expected.located(link, runner.trace(), exported, by_module=True)
+    return finished(Graph(exported, (link,), "none", False, None), expected._replace(expected=before))
 
 
 def _cached_export(make: Callable[[], onnx.ModelProto], key: tuple[object, ...] | None, data: Path) -> onnx.ModelProto:
@@ -156,23 +156,23 @@ def _cached_export(make: Callable[[], onnx.ModelProto], key: tuple[object, ...] 
     return made
 
 
-def finished(plain: Graph, judge: ExpectedOutputs) -> Graph:
+def finished(plain: Graph, expected: ExpectedOutputs) -> Graph:
     """Apply the rewrites and simplifiers of the export options; discard a step that changes what the graph computes.
 
     Args:
         plain: The exported graph, verified.
-        judge: Compares with the outputs of that graph.
+        expected: Compares with the outputs of that graph.
     """
-    ways = judge.ways
+    ways = expected.ways
     spec = ways.spec
     plain = plain._replace(model=with_node_names(plain.model))
     if spec.rewrites:
         ways.progress(f"{ways.form}: rewrite", 0, 0)
-        plain = _with_rewrites(plain, spec.rewrites, judge)
+        plain = _with_rewrites(plain, spec.rewrites, expected)
     if not spec.simplifiers:
         return plain._replace(links=(*plain.links, not_run_link("not asked for")))
     ways.progress(f"{ways.form}: simplify", 0, 0)
-    return _with_simplification(plain, spec.simplifiers, spec.lacks, judge)
+    return _with_simplification(plain, spec.simplifiers, spec.lacks, expected)
 
 
 Outputs = list[Mapping[str, Any]]
@@ -264,7 +264,9 @@ def _load_float32(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     module.load_state_dict(weights, assign=True)
 
 
-def _with_simplification(graph: Graph, tools: tuple[str, ...], lacks: Collection[str], judge: ExpectedOutputs) -> Graph:
+def _with_simplification(
+    graph: Graph, tools: tuple[str, ...], lacks: Collection[str], expected: ExpectedOutputs
+) -> Graph:
     """Simplify the graph; keep the original graph if the result computes something else."""
     from repaconv.onnx_export.onnx_simplifiers import simplify
     from repaconv.verification.model_runners import OnnxTrace
@@ -273,23 +275,25 @@ def _with_simplification(graph: Graph, tools: tuple[str, ...], lacks: Collection
 
     def compare(smaller: onnx.ModelProto) -> Link:
         right = OnnxTrace(graph.model, load_onnx, by_module=False)
-        return judge.located(judge.link("simplified", ends, judge.run(smaller)), right, smaller, by_module=False)
+        return expected.located(
+            expected.link("simplified", ends, expected.run(smaller)), right, smaller, by_module=False
+        )
 
     result = simplify(graph.model, compare, tools, lacks)
     links = (*graph.links, result.link)
     return Graph(result.model, links, result.simplifier, result.accepted, None, graph.changes)
 
 
-def _with_rewrites(exported: Graph, rewrites: Sequence[Rewrite], judge: ExpectedOutputs) -> Graph:
+def _with_rewrites(exported: Graph, rewrites: Sequence[Rewrite], expected: ExpectedOutputs) -> Graph:
     """Apply the rewrites of the preset and verify the result; leave out those that change what the graph computes."""
     links: list[Link] = []
-    found = _rewritten(exported, rewrites, judge)
+    found = _rewritten(exported, rewrites, expected)
     while found.link is not None and found.link.verdict != "passed" and len(links) < LEFT_OUT:
-        judge.ways.progress(f"{judge.ways.form}: which rewrite is wrong", 0, 0)
-        wrong, link = _first_wrong(exported, rewrites, judge, found.link)
+        expected.ways.progress(f"{expected.ways.form}: which rewrite is wrong", 0, 0)
+        wrong, link = _first_wrong(exported, rewrites, expected, found.link)
         links.append(link.noted(f"{wrong.name} was left out"))
         rewrites = [rewrite for rewrite in rewrites if rewrite is not wrong]
-        found = _rewritten(exported, rewrites, judge)
+        found = _rewritten(exported, rewrites, expected)
     if found.link is not None and found.link.verdict == "passed":
         return exported._replace(model=found.model, links=(*exported.links, *links, found.link), changes=found.changes)
     if found.link is not None:
@@ -305,7 +309,7 @@ class _Rewritten(NamedTuple):
     link: Link | None
 
 
-def _rewritten(exported: Graph, rewrites: Sequence[Rewrite], judge: ExpectedOutputs) -> _Rewritten:
+def _rewritten(exported: Graph, rewrites: Sequence[Rewrite], expected: ExpectedOutputs) -> _Rewritten:
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.onnx_export.torch_exporter import check
     from repaconv.verification.comparison import not_verified
@@ -315,20 +319,20 @@ def _rewritten(exported: Graph, rewrites: Sequence[Rewrite], judge: ExpectedOutp
         if not changes:
             return _Rewritten(exported.model, (), None)
         check(model)
-        return _Rewritten(model, tuple(changes), judge.link("form", (EXPORTED, FORM), judge.run(model)))
+        return _Rewritten(model, tuple(changes), expected.link("form", (EXPORTED, FORM), expected.run(model)))
     except Exception as error:  # a plug-in may raise anything on an arbitrary graph
         link = not_verified("form", EXPORTED, FORM, f"a rewrite failed ({first_line(error)})")
         return _Rewritten(exported.model, (), link)
 
 
 def _first_wrong(
-    exported: Graph, rewrites: Sequence[Rewrite], judge: ExpectedOutputs, link: Link
+    exported: Graph, rewrites: Sequence[Rewrite], expected: ExpectedOutputs, link: Link
 ) -> tuple[Rewrite, Link]:
     """The rewrite after which the graph is wrong, and before which it is not; ``link`` is that of all of them."""
     right, wrong = 0, len(rewrites)
     while wrong - right > 1:
         half = (right + wrong) // 2
-        found = _rewritten(exported, rewrites[:half], judge).link
+        found = _rewritten(exported, rewrites[:half], expected).link
         if found is None or found.verdict == "passed":
             right = half
         else:

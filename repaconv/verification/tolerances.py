@@ -66,7 +66,7 @@ EXPLAINED = "the largest error that rounding alone explains"
 """Why a relative limit is the error itself."""
 
 LINKS = ("converted", *EXACT, *LOSSY)
-"""The first is judged by the budget of its conversion alone."""
+"""The first is evaluated by the budget of its conversion only."""
 
 
 def exact_rtols(depth: int = UNSCALED_DEPTH) -> dict[str, float]:

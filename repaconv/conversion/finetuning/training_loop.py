@@ -145,7 +145,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(_groups(plan, self.net, self.whitened), settings.rate, fused=True)
         self.steps = 0
         start = self._settled(self.net)
-        self.best, self.epochs = _weights(start), [self._judged(start)]
+        self.best, self.epochs = _weights(start), [self._evaluated(start)]
 
     @property
     def done(self) -> int:
@@ -197,7 +197,7 @@ class Training:
             what = f"epoch {self.done + 1} of {self.settings.epochs}{left}"
             loss = self._epoch(lambda step, steps, what=what: progress(what, step, steps))  # type: ignore[misc]
             settled = self._settled(self.average)
-            self.epochs.append(self._judged(settled).model_copy(update={"loss": loss}))
+            self.epochs.append(self._evaluated(settled).model_copy(update={"loss": loss}))
             if self.kept == self.done:
                 self.best = _weights(settled)
             after()
@@ -262,7 +262,7 @@ class Training:
         recompute_statistics(net, torch.split(self.data.images, STATISTICS_BATCH))
         return net.eval()
 
-    def _judged(self, net: nn.Module) -> Epoch:
+    def _evaluated(self, net: nn.Module) -> Epoch:
         """Evaluate a network on the validation images."""
         tried = self.data.evaluation.tried(net, (), Budget())
         cost = tried.error if tried.divergence is None else tried.divergence

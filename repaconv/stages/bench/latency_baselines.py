@@ -192,12 +192,12 @@ def _compare(known: Baselines, name: str, done: BenchArtefact, allowed: float) -
     """Compare with this machine's baseline, else with that of the machine that gives the worst result; None if none."""
     from repaconv.benchmark.latency_statistics import regression
 
-    here, now, yardstick = machine_key(done.machine), baseline_of(done), _reference_name(done)
+    here, now, reference = machine_key(done.machine), baseline_of(done), _reference_name(done)
     fitting = _comparable_baselines(known, name, done)
-    machines = [here] if here in fitting else list(fitting) if yardstick else []
+    machines = [here] if here in fitting else list(fitting) if reference else []
     rows = [
         regression(_timed(now), _timed(fitting[machine]), allowed).model_copy(
-            update={"reference": yardstick, "machine": machine, "same_machine": machine == here}
+            update={"reference": reference, "machine": machine, "same_machine": machine == here}
         )
         for machine in machines
     ]
@@ -220,8 +220,8 @@ def _timed(kept: Baseline) -> Timed:
     from repaconv.benchmark.latency_statistics import Timed
 
     subject = np.asarray(kept.subject_ms)
-    yardstick = np.asarray(kept.reference_ms) if kept.reference_ms else np.full_like(subject, 1000.0)
-    return Timed(subject, yardstick, kept.session_loads)
+    reference = np.asarray(kept.reference_ms) if kept.reference_ms else np.full_like(subject, 1000.0)
+    return Timed(subject, reference, kept.session_loads)
 
 
 def _why_no_baseline(known: Baselines, path: Path, name: str, done: BenchArtefact) -> str:

@@ -265,7 +265,7 @@ def _apply_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact,
     if not options.baseline:
         return artefact, []
     baseline = Path(options.baseline)
-    judged = check_baseline(
+    comparison = check_baseline(
         baseline,
         name_in(baseline, plan.run.folder if plan.run else plan.subjects[0].path),
         artefact,
@@ -273,7 +273,7 @@ def _apply_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact,
         update=options.update_baseline,
         accept_inconclusive=options.accept_inconclusive,
     )
-    return artefact.model_copy(update=judged.changes(artefact)), [baseline] if judged.written else []
+    return artefact.model_copy(update=comparison.changes(artefact)), [baseline] if comparison.written else []
 
 
 def _put(plan: Plan, artefact: BenchArtefact, wrote: list[Path]) -> BenchArtefact:

@@ -95,7 +95,7 @@ class _Plan(NamedTuple):
 
         return Budget.of(self.done)
 
-    def judge(self, part: Split) -> Evaluation:
+    def evaluation_on(self, part: Split) -> Evaluation:
         """Evaluates against the original network on these images."""
         from repaconv.conversion.conversion_evaluation import Evaluation
 
@@ -268,7 +268,10 @@ def _train(plan: _Plan, progress: Progress) -> Training:
 
     progress("evaluate the start", 0, 0)
     taught = TrainingData(
-        plan.taught_by, plan.splits.calibration.images, plan.judge(plan.splits.validation), plan.options.teacher is None
+        plan.taught_by,
+        plan.splits.calibration.images,
+        plan.evaluation_on(plan.splits.validation),
+        plan.options.teacher is None,
     )
     training = Training(plan.course, taught, plan.pace)
     state = plan.run.folder / run_folder.TRAINING_STATE
@@ -310,11 +313,11 @@ def _artefact(plan: _Plan, training: Training, **more: Any) -> FinetuneArtefact:
 
 def _write_best(plan: _Plan, training: Training) -> FinetuneArtefact:
     """Write the best epoch as a checkpoint, and evaluate it on the test split."""
-    judge, net = plan.judge(plan.splits.test), training.finished()
-    judged, start = judge.link(net, plan.budget), judge.link(training.started(), plan.budget)
+    evaluation, net = plan.evaluation_on(plan.splits.test), training.finished()
+    after, start = evaluation.link(net, plan.budget), evaluation.link(training.started(), plan.budget)
     finetuned = plan.run.folder / run_folder.FINETUNED
     described = {**plan.course.metadata, "converted_from": plan.parent.origin.sha256}
     write_checkpoint(finetuned, {**net.state_dict(), **plan.course.besides}, described)
-    done = {"evaluation": judged, "start_evaluation": start, "verdict": judged.verdict}
+    done = {"evaluation": after, "start_evaluation": start, "verdict": after.verdict}
     artefact = _artefact(plan, training, **done, payload=payload_of(finetuned, plan.run.folder))
     return replace_artifact(plan.run.folder / run_folder.FINETUNE_JSON, artefact)

@@ -76,14 +76,14 @@ def compared_with_reverts(
         kept = again(reverts=found[0].reverts)  # it may be slower than the original
         return found if kept.reverts == found[0].reverts else (kept, _compared(source, kept, given))
 
-    def judge(one: Kept) -> FoldEvaluation:
+    def evaluate(one: Kept) -> FoldEvaluation:
         failed = [link.figures.error or 0.0 for link in _compared(source, one, given) if link.verdict == "failed"]
         return FoldEvaluation((max(failed, default=0.0), -len(one.changes)), ROUNDS_WORSE_REASON if failed else "")
 
     if all(change.rewrite != AFFINE.name for change in fold.changes):  # it moves constants without a change to report
         other = refold_without(fold, AFFINE.name, refold, ROUNDS_WORSE_REASON)
-        fold = other if other.changes and not judge(other).why else fold
-    kept = revert_harmful(fold, given, refold, judge)
+        fold = other if other.changes and not evaluate(other).why else fold
+    kept = revert_harmful(fold, given, refold, evaluate)
     return kept, _compared(source, kept, given)
 
 

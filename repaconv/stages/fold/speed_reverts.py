@@ -81,11 +81,11 @@ def revert_slower(fold: Kept, given: Evaluated, refold: Refold) -> Kept:
         return fold
     where = str(cpu_model())
 
-    def judge(one: Kept) -> FoldEvaluation:
+    def evaluate(one: Kept) -> FoldEvaluation:
         form = Evaluated(_with_target_preset(one.graph.model)) if one.changes else None
         return evaluate_speed(_measured_speedup(given, form, call) if form else None, where)
 
-    return revert_harmful(fold, given, refold, judge)
+    return revert_harmful(fold, given, refold, evaluate)
 
 
 def evaluate_speed(speed: Ratio | None, where: str) -> FoldEvaluation:

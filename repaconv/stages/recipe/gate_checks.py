@@ -265,7 +265,7 @@ class RecipeChecks:
             verdict = "inconclusive" if done.quality.verdict == "inconclusive" else "passed"
             self.note("bench", "latency", verdict, f"{text}; no baseline was asked for", ("bench",))
             return
-        judged = check_baseline(
+        comparison = check_baseline(
             Path(section.baseline),
             name_in(Path(section.baseline), self.path),
             done,
@@ -274,8 +274,15 @@ class RecipeChecks:
             accept_inconclusive=self.options.accept_inconclusive,
             require=section.require,
         )
-        key = "max_regression" if judged.regression else "baseline"
-        self.note("bench", "latency", judged.verdict, f"{text}; {judged.description}", ("bench", key), hint=judged.hint)
+        key = "max_regression" if comparison.regression else "baseline"
+        self.note(
+            "bench",
+            "latency",
+            comparison.verdict,
+            f"{text}; {comparison.description}",
+            ("bench", key),
+            hint=comparison.hint,
+        )
 
     def link(self, stage: str, link: Link) -> None:
         """Add one link; if it failed, at the line of its tolerance in the recipe."""

@@ -107,7 +107,7 @@ class RecipeExecution:
 
     def __init__(self, path: Path, options: GateOptions, progress: Progress, taken: dict[Path, Path]) -> None:
         self.path, self.options, self.progress, self.taken = path, options, progress, taken
-        self.judge = RecipeChecks(path, options)
+        self.checker = RecipeChecks(path, options)
         self.done: list[StepOutcome] = []
         self.page = self.folder = ""
         self.reference: dict[str, str] = {}
@@ -121,15 +121,15 @@ class RecipeExecution:
         return RecipeRun(
             recipe=str(self.path),
             run=self.folder,
-            exit_code=worst_exit_code(self.judge.codes),
+            exit_code=worst_exit_code(self.checker.codes),
             steps=tuple(StepDone(name=each.name, did=each.did, why=each.why) for each in self.done),
-            checks=tuple(self.judge.checks),
+            checks=tuple(self.checker.checks),
             page=self.page,
             reference=self.reference,
         )
 
     def _steps(self, placed: LocatedRecipe, *, dry_run: bool, page: bool) -> None:
-        self.judge.lines, self.folder = placed.lines, str(placed.folder)
+        self.checker.lines, self.folder = placed.lines, str(placed.folder)
         self._take_folder()
         named = placed.recipe.reference
         self.reference = {name: str(value) for name, value in (named.model_dump() if named else {}).items() if value}
@@ -149,7 +149,7 @@ class RecipeExecution:
     def _do(
         self, placed: LocatedRecipe, stages: dict[str, Planned], journal: Journal, turn: UpcomingStep
     ) -> StepOutputs | None:
-        each, since = stages[turn.step.name], len(self.judge.checks)
+        each, since = stages[turn.step.name], len(self.checker.checks)
         self.progress(_headline(turn), 0, 0)
 
         def work() -> Artefact:
@@ -162,17 +162,17 @@ class RecipeExecution:
         if done is None:
             return None
         if each.stage != "report":
-            self.judge.failed(each.stage, each.label, each.keys, done, since)
+            self.checker.failed(each.stage, each.label, each.keys, done, since)
         return StepOutputs([Path(name) for name in done.output_files], _is_reusable(each.stage, done))
 
     def _judge(self, stage: str, done: Any, placed: LocatedRecipe) -> None:
         """Add the checks of a result; a measurement is compared with the baseline of its section."""
         if stage == "bench":
-            self.judge.bench(done, placed.with_paths(placed.recipe.bench or BenchSection()))
+            self.checker.bench(done, placed.with_paths(placed.recipe.bench or BenchSection()))
         elif stage == "verify":
-            self.judge.verify(done, placed.recipe)
+            self.checker.verify(done, placed.recipe)
         elif stage != "report":
-            getattr(self.judge, stage)(done)
+            getattr(self.checker, stage)(done)
 
     def _take_folder(self) -> None:
         """Refuse a run folder that another recipe uses: they would evaluate and remove each other's results."""
@@ -189,12 +189,12 @@ class RecipeExecution:
         try:
             return work()
         except RepaconvError as problem:
-            self.judge.stopped(stage, keys, label, problem)
+            self.checker.stopped(stage, keys, label, problem)
         except Exception as error:  # one recipe's defect must not stop the others
             why = str(error).splitlines()[0] if str(error) else "it does not say why"
             hint = "This is a defect of repaconv. The command of that stage shows where it is."
             text = f"{type(error).__name__}: {why.rstrip('.')}."
-            self.judge.stopped(stage, keys, label, RepaconvError(text, hint=hint, code="gate.unforeseen"))
+            self.checker.stopped(stage, keys, label, RepaconvError(text, hint=hint, code="gate.unforeseen"))
         return None
 
 

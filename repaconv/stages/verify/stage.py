@@ -211,8 +211,8 @@ def _links(plan: _Plan, progress: Progress) -> list[Link]:
     from repaconv.verification.comparison import not_verified
     from repaconv.verification.tolerances import LINKS
 
-    judged = (link for step in plan.chain.steps for link in _compared_outputs(step, plan, progress))
-    links = [*judged, *plan.chain.idle, *([plan.parent.link()] if plan.parent else [])]
+    compared = (link for step in plan.chain.steps for link in _compared_outputs(step, plan, progress))
+    links = [*compared, *plan.chain.idle, *([plan.parent.link()] if plan.parent else [])]
     there = {link.name for link in links}
     lacking = (name for name in plan.options.require if name not in there)
     links += [not_verified(name, REFERENCE, name, "there is nothing to run") for name in lacking]

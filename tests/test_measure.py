@@ -441,7 +441,7 @@ RESTING = GpuState(sm_mhz=1980, memory_mhz=2619, celsius=41, watts=310.0, reason
     ],
 )
 def test_what_disturbs_a_card_is_named(moment, verdict, told):
-    watched = replace(QUIET, card=(RESTING, moment))
+    watched = replace(QUIET, gpu=(RESTING, moment))
     found = quality({"a": np.full(50, 3.0)}, watched, compared=None, stable=True)
     assert found.verdict == verdict
     assert told in "; ".join(found.reasons)

@@ -74,7 +74,7 @@ def _opened(step: Step, path: Path, folder: Path) -> dict[str, Any]:
         "engine_types": json.loads(ours.options.get("types", "{}")),
         "batches": list(_batches(sessions, images)),
         "without": {name: why for name, why in beside.items() if isinstance(why, str)},
-        "machine": fingerprint((), card=ours.on_gpu),
+        "machine": fingerprint((), gpu=ours.on_gpu),
     }
 
 

@@ -62,7 +62,7 @@ def _row(step: Step, folder: Path, batch: int) -> dict[str, Any]:
         "options": sessions[OURS].options,
         "engine": runtime_of(step).name,
         "version": runtime_of(step).version(),
-        "machine": fingerprint((), card=on_gpu),
+        "machine": fingerprint((), gpu=on_gpu),
     }
 
 

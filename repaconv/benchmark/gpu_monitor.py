@@ -42,15 +42,15 @@ def sample_gpu() -> GpuState | None:
     with suppress(Exception):  # NVML may be missing, and has its own error classes
         import pynvml as nvml
 
-        card = _handle(nvml)
+        gpu = _handle(nvml)
         ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
         return GpuState(
-            sm_mhz=_or_none(nvml.nvmlDeviceGetClockInfo, card, nvml.NVML_CLOCK_SM),
-            memory_mhz=_or_none(nvml.nvmlDeviceGetClockInfo, card, nvml.NVML_CLOCK_MEM),
-            celsius=_or_none(nvml.nvmlDeviceGetTemperature, card, nvml.NVML_TEMPERATURE_GPU),
-            watts=(milli := _or_none(nvml.nvmlDeviceGetPowerUsage, card)) and round(milli / 1e3, 1),
-            reasons=_or_none(ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons, card) or 0,
-            others=max(0, len(_or_none(nvml.nvmlDeviceGetComputeRunningProcesses, card) or ()) - 1),
+            sm_mhz=_or_none(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_SM),
+            memory_mhz=_or_none(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_MEM),
+            celsius=_or_none(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU),
+            watts=(milli := _or_none(nvml.nvmlDeviceGetPowerUsage, gpu)) and round(milli / 1e3, 1),
+            reasons=_or_none(ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu) or 0,
+            others=max(0, len(_or_none(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()) - 1),
         )
     return None
 
@@ -72,10 +72,10 @@ def describe_gpu() -> dict[str, Any]:
     with suppress(Exception):
         import pynvml as nvml
 
-        card = _handle(nvml)
+        gpu = _handle(nvml)
         found["driver"] = str(nvml.nvmlSystemGetDriverVersion())
-        found["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3
-        found["largest_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM)
+        found["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
+        found["largest_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
     return found
 
 

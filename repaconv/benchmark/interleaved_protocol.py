@@ -138,7 +138,7 @@ class Measurement:
     @property
     def machine(self) -> dict[str, Any]:
         """Description of the machine."""
-        return fingerprint(self.cores, card=self.on_gpu)
+        return fingerprint(self.cores, gpu=self.on_gpu)
 
     def ratio(self, subject: str, other: str) -> Ratio:
         """Return the speedup of an entrant over another; it claims nothing if the measurement is inconclusive."""
@@ -219,7 +219,7 @@ def measure(
         if protocol.more and not on_gpu:
             rounds = max(rounds, min(more_rounds(round_s, opening_s, seconds), ROUNDS_PER_LOAD * most))
         turns = 1 if on_gpu else min(most, session_load_count(rounds, round_s, opening_s, seconds))
-        before, card = state(), _gpu_states(on_gpu)
+        before, gpu = state(), _gpu_states(on_gpu)
         measured = np.zeros((rounds, len(names)))
         for turn, share in enumerate(by_session_load(np.arange(rounds), turns)):
             if turn:
@@ -229,15 +229,15 @@ def measure(
             for count in share:
                 measured[count] = one_round()
                 opened.keep_inference_ms()
-                card += _gpu_states(on_gpu and count % ROUNDS_PER_GPU_SAMPLE == 0)
+                gpu += _gpu_states(on_gpu and count % ROUNDS_PER_GPU_SAMPLE == 0)
                 tell(protocol.warmup_rounds + int(count) + 1, protocol.warmup_rounds + rounds)
-        after, card = state(), card + _gpu_states(on_gpu)
+        after, gpu = state(), gpu + _gpu_states(on_gpu)
     return Measurement(
         samples_ms={name: measured[:, place] / opened.images(name) for place, name in enumerate(names)},
         session_loads=turns,
         warmup_rounds=len(warmup),
         stable=stable,
-        watched=changes_between(before, after, cores, card),
+        watched=changes_between(before, after, cores, gpu),
         seed=protocol.seed,
         cores=cores,
         on_gpu=on_gpu,

@@ -18,8 +18,8 @@ from repaconv.core.thread_pool import CONTROL_GROUP, cpu_quota
 PACKAGES = ("numpy", "onnx", "onnxruntime", "torch")
 
 
-def fingerprint(cores: tuple[int, ...], *, card: bool = False) -> dict[str, Any]:
-    """Describe CPU, ISA level, cores in use, governor, load, system and library versions; with ``card`` the GPU.
+def fingerprint(cores: tuple[int, ...], *, gpu: bool = False) -> dict[str, Any]:
+    """Describe CPU, ISA level, cores in use, governor, load, system and library versions; with ``gpu`` the GPU.
 
     Unknown values are None.
     """
@@ -33,7 +33,7 @@ def fingerprint(cores: tuple[int, ...], *, card: bool = False) -> dict[str, Any]
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "container": limits(),
         **({"board": board} if (board := jetson()) else {}),
-        **({"card": describe_gpu()} if card else {}),
+        **({"card": describe_gpu()} if gpu else {}),
         "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "memory_gib": _memory_gib(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -116,10 +116,10 @@ def machine_key(machine: Mapping[str, Any]) -> str:
     which rewrite preset is fastest. The key therefore includes ISA level and CPU number.
     """
     system = str(machine.get("system")).split(" ")
-    card = f"{machine['card'].get('name')}, " if machine.get("card") else ""
+    gpu = f"{machine['card'].get('name')}, " if machine.get("card") else ""
     of_family = f" ({machine['family']})" if machine.get("family") else ""
     number = f" {machine['cpu_number']}" if machine.get("cpu_number") else ""
-    return f"{card}{machine.get('cpu')}{number}{of_family}, {machine.get('cores')} cores, {system[0]} {system[-1]}"
+    return f"{gpu}{machine.get('cpu')}{number}{of_family}, {machine.get('cores')} cores, {system[0]} {system[-1]}"
 
 
 def cpu_model() -> str | None:

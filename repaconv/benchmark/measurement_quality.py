@@ -53,9 +53,9 @@ def quality(
     spoiling = [
         *_too_little(samples_ms, compared),
         *_machine(watched, spoils=True),
-        *gpu_monitor.invalidating_reasons(watched.card),
+        *gpu_monitor.invalidating_reasons(watched.gpu),
     ]
-    disturbing = [*_machine(watched, spoils=False), *_clocks(watched), *gpu_monitor.disturbance_reasons(watched.card)]
+    disturbing = [*_machine(watched, spoils=False), *_clocks(watched), *gpu_monitor.disturbance_reasons(watched.gpu)]
     disturbing += [] if stable else ["latency did not stabilize during warm-up"]
     disturbing += [reason for name, values in samples_ms.items() for reason in _uneven(name, values, session_loads)]
     return Quality(

@@ -45,7 +45,7 @@ class MachineChanges:
         throttled: Number of times that the CPU throttled for heat.
         before, after: Clocks of the cores in use in kHz, temperatures in degrees Celsius, load; for a GPU MHz, degrees
             Celsius and watts.
-        card: Sampled states of the measured GPU, if any.
+        gpu: Sampled states of the measured GPU, if any.
     """
 
     seconds: float
@@ -56,7 +56,7 @@ class MachineChanges:
     throttled: int
     before: dict[str, float]
     after: dict[str, float]
-    card: tuple[GpuState, ...] = ()
+    gpu: tuple[GpuState, ...] = ()
 
 
 def state() -> MachineState:
@@ -78,14 +78,14 @@ def state() -> MachineState:
 
 
 def changes_between(
-    before: MachineState, after: MachineState, cores: Sequence[int], card: Sequence[GpuState] = ()
+    before: MachineState, after: MachineState, cores: Sequence[int], gpu: Sequence[GpuState] = ()
 ) -> MachineChanges:
     """Return the changes between two states, without their timed loops.
 
     Args:
         before, after: The states.
         cores: The cores in use; empty if any may be. The clocks of others tell nothing: idle ones slow down.
-        card: GPU states in between.
+        gpu: GPU states in between.
     """
     seconds = after.clock_s - before.clock_s
     own = after.own_s - before.own_s
@@ -104,9 +104,9 @@ def changes_between(
         stolen=max(0.0, after.stolen_s - before.stolen_s - slack) / (seconds * len(busy)) if busy else None,
         speed=after.loop_ms / before.loop_ms,
         throttled=after.throttled - before.throttled,
-        before=_values_by_name(before, cores) | (card[0].values() if card else {}),
-        after=_values_by_name(after, cores) | (card[-1].values() if card else {}),
-        card=tuple(card),
+        before=_values_by_name(before, cores) | (gpu[0].values() if gpu else {}),
+        after=_values_by_name(after, cores) | (gpu[-1].values() if gpu else {}),
+        gpu=tuple(gpu),
     )
 
 

@@ -45,10 +45,10 @@ class TensorRtRtx:
         """
         require_device("TensorRT-RTX", spec, "cuda")
         self.version()
-        card = require_gpu("TensorRT-RTX")
+        gpu = require_gpu("TensorRT-RTX")
         import tensorrt_rtx as trt
 
-        _capability(trt, card.capability, card.name)
+        _capability(trt, gpu.capability, gpu.name)
         content = deployable if isinstance(deployable, bytes) else Path(deployable).read_bytes()
         return TrtSession(trt, content, logger(trt))
 
@@ -86,12 +86,12 @@ def _has_gpu(capabilities: tuple[str, ...]) -> bool:
         return False
 
 
-def _capability(trt: Any, text: str, card: str = "") -> Any:
+def _capability(trt: Any, text: str, gpu: str = "") -> Any:
     name = f"SM{text.replace('.', '')}"
     if not hasattr(trt.ComputeCapability, name):
         known = ", ".join(sorted(each for each in dir(trt.ComputeCapability) if each.startswith("SM")))
         raise EnvironmentProblem(
-            f"this TensorRT-RTX does not support compute capability {text}{f', that of the {card}' if card else ''}.",
+            f"this TensorRT-RTX does not support compute capability {text}{f', that of the {gpu}' if gpu else ''}.",
             hint=f"It supports {known}.",
             code="build.capability",
         )

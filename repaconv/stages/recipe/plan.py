@@ -245,10 +245,10 @@ def own_versions(digests: Digests) -> dict[str, str]:
 def _machine(target: str) -> str:
     """A key of the machine: equal keys mean that measurements can be compared."""
     try:
-        card = plugins.load(plugins.ENGINES, load_target(target).runtime).device != "cpu"
+        gpu = plugins.load(plugins.ENGINES, load_target(target).runtime).device != "cpu"
     except RepaconvError:  # the stage reports it
-        card = False
-    return machine_key(fingerprint((), card=card))
+        gpu = False
+    return machine_key(fingerprint((), gpu=gpu))
 
 
 def _with_companions(name: str, path: Path) -> dict[str, Path]:

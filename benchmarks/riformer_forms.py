@@ -89,7 +89,7 @@ def main() -> None:
     with pinned_to_cores(1):
         load = {}
         for name, module in forms(given.arch).items():
-            graph = to_onnx(module, (3, 224, 224), output="logits", opset=20, batch=1, free_size=False)
+            graph = to_onnx(module, (3, 224, 224), output="logits", opset=20, batch=1, dynamic_size=False)
             load[name] = partial(image_model, onnxsim.simplify(graph)[0].SerializeToString())
         reference = load["training"]().run(images)
         for name, each in load.items():

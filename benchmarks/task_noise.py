@@ -88,7 +88,7 @@ def head_scaled(layer: str, factor: float) -> Callable[[onnx.ModelProto], onnx.M
 def rows_of(name: str, kind: str, net: torch.nn.Module, calibration: Any, images: Any) -> Iterator[dict[str, Any]]:
     """One row for each order of FP32, each precision, and each way of being broken."""
     size = images.shape[2:]
-    model = to_onnx(net, images.shape[1:], output="output", opset=20, batch=None, free_size=False)
+    model = to_onnx(net, images.shape[1:], output="output", opset=20, batch=None, dynamic_size=False)
     calls = [{"input": calibration[start : start + BATCH]} for start in range(0, len(calibration), BATCH)]
     reference = load_onnx(model)
     right = [reference.run({"input": images[start : start + BATCH]}) for start in range(0, len(images), BATCH)]

@@ -73,7 +73,7 @@ def test_the_build_tells_how_far_it_is_and_takes_what_is_set():
     ticks = []
     shapes = {"input": ((1, 3, 32, 32), (2, 3, 32, 32), (8, 3, 32, 32))}
     model = to_onnx(
-        graph("repavit-tiny")[1].module, (3, 32, 32), output="logits", opset=20, batch=None, free_size=False
+        graph("repavit-tiny")[1].module, (3, 32, 32), output="logits", opset=20, batch=None, dynamic_size=False
     )
     wanted = order(model, shapes=shapes, workspace=2**28, tick=lambda *step: ticks.append(step))
     import tensorrt_rtx as trt

@@ -246,7 +246,7 @@ def disturbed(monkeypatch):
     """Every measurement is next to other load; the entrants at the places that ``disturbed`` is told take 1.4 times
     as long as the others."""
     load = MachineChanges(
-        seconds=1.0, others=0.9, others_here=0.9, stolen=0.0, speed=1.0, throttled=0, before={}, after={}
+        seconds=1.0, others=0.9, others_here=0.9, steal_time=0.0, speed=1.0, throttled=0, before={}, after={}
     )
     monkeypatch.setattr(interleaved_protocol, "changes_between", lambda *_: load)
     monkeypatch.setattr(interleaved_protocol, "SESSION_LOAD_BUDGET_S", 0.01)
@@ -340,7 +340,7 @@ def test_the_door_of_a_fold(disturbed, monkeypatch):
     whole = Kept(Evaluated(smaller), changes)
     assert revert_slower(whole, given, partial(folded, Path("net.onnx"), model)) is whole
     quiet = MachineChanges(
-        seconds=1.0, others=0.0, others_here=0.0, stolen=0.0, speed=1.0, throttled=0, before={}, after={}
+        seconds=1.0, others=0.0, others_here=0.0, steal_time=0.0, speed=1.0, throttled=0, before={}, after={}
     )
     monkeypatch.setattr(interleaved_protocol, "changes_between", lambda *_: quiet)
     assert revert_slower(whole, given, partial(folded, Path("net.onnx"), model)).reverts.names

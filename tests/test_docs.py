@@ -84,7 +84,7 @@ def two_graphs(module: torch.nn.Module) -> None:
     """a.onnx and b.onnx, which are the module."""
     from repaconv.onnx_export.torch_exporter import to_onnx
 
-    ways = {"output": "output", "opset": 20, "batch": None, "free_size": False}
+    ways = {"output": "output", "opset": 20, "batch": None, "dynamic_size": False}
     for name in ("a.onnx", "b.onnx"):
         Path(name).write_bytes(to_onnx(module, (3, 224, 224), **ways).SerializeToString())
 
@@ -131,7 +131,7 @@ def test_the_commands_of_the_yolo_page_run_on_a_small_detector(repaconv):
 
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.SiLU(), torch.nn.Conv2d(8, 6, 1)).eval()
-    ways = {"output": "output", "opset": 20, "batch": None, "free_size": False}
+    ways = {"output": "output", "opset": 20, "batch": None, "dynamic_size": False}
     Path("yolov8n.onnx").write_bytes(to_onnx(net, (3, 32, 32), **ways).SerializeToString())
     np.savez("images.npz", input=np.random.default_rng(0).random((64, 3, 32, 32), np.float32))
     lines = blocks(DOCS / "how-to" / "yolo.md", "console")[1].splitlines()

@@ -40,7 +40,7 @@ def asked(monkeypatch, tmp_path):
 
 
 def written(net, **more):
-    given = {"output": "logits", "opset": 18, "batch": 1, "free_size": False, **more}
+    given = {"output": "logits", "opset": 18, "batch": 1, "dynamic_size": False, **more}
     return export(net, (3, 32, 32), **given).SerializeToString()
 
 

@@ -606,7 +606,7 @@ def exported(name, seed):
         for parameter in module.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.ndim != 2 else parameter.shape[1] ** -0.5))
     size = (16, 16) if name in ("riformer", "repconv") else module.config.image_size
-    model = to_float64(to_onnx(module, (3, *size), output="logits", opset=20, batch=None, free_size=False))
+    model = to_float64(to_onnx(module, (3, *size), output="logits", opset=20, batch=None, dynamic_size=False))
     return model, results(model)
 
 

@@ -100,7 +100,7 @@ def graph(name):
     build, weights, images = net(name)
     runner = TorchRunner(build(), weights, double=False)
     return to_onnx(
-        runner.module, images.shape[1:], output="logits", opset=20, batch=len(images), free_size=False
+        runner.module, images.shape[1:], output="logits", opset=20, batch=len(images), dynamic_size=False
     ), runner
 
 

@@ -60,7 +60,7 @@ from repaconv.results import Bandwidth, ProductPeak
 
 RUN = Path("repaconv-out/tiny")
 QUIET = MachineChanges(
-    seconds=10.0, others=0.01, others_here=0.0, stolen=0.0, speed=1.0, throttled=0, before={}, after={}
+    seconds=10.0, others=0.01, others_here=0.0, steal_time=0.0, speed=1.0, throttled=0, before={}, after={}
 )
 
 
@@ -98,7 +98,7 @@ def test_a_quiet_measurement_is_trusted_and_each_disturbance_named():
         return found.verdict, " ".join(found.reasons)
 
     cases = {
-        "took 5%": (replace(QUIET, stolen=0.05), "noisy"),
+        "took 5%": (replace(QUIET, steal_time=0.05), "noisy"),
         "12% of the machine's": (replace(QUIET, others=0.12), "noisy"),
         "5% of these cores'": (replace(QUIET, others_here=0.05), "noisy"),
         "40% of these cores'": (replace(QUIET, others_here=0.4), "inconclusive"),

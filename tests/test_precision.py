@@ -123,7 +123,7 @@ def test_engines_of_every_method_are_what_was_asked_for(name):
     runner = graph(name)[1]
     assert build
     assert weights
-    model = to_onnx(runner.module, images.shape[1:], output="logits", opset=22, batch=len(images), free_size=False)
+    model = to_onnx(runner.module, images.shape[1:], output="logits", opset=22, batch=len(images), dynamic_size=False)
     for low, asked in (
         (to_bf16(model), "BF16"),
         (to_int8(graph(name)[0], [{"input": images}], how=Int8(symmetric=True)), "INT8"),

@@ -215,7 +215,7 @@ class Ranked(nn.Module):
 def test_a_stable_sort_is_written_as_onnx_and_keeps_equals_in_their_order():
     images = IMAGES[:2, :, :7, :9]
     module, shape = Ranked().eval(), images.shape[1:]
-    model = to_onnx(module, shape, output="y", opset=18, batch=None, free_size=False)
+    model = to_onnx(module, shape, output="y", opset=18, batch=None, dynamic_size=False)
     assert operators_of(model)["TopK"] == 2
     right = module(torch.from_numpy(images)).numpy()
     assert (load_onnx(model).run({"input": images})["y"] == right).all()
@@ -228,7 +228,7 @@ def test_the_training_form_is_written_as_onnx():
     path = save(METHOD.example("tiny", seed=1))
     read = METHOD.read(read_checkpoint(path), SETTINGS)
     module = weighted(read.module(), read.tensors, torch.float32)
-    model = to_onnx(module, IMAGES.shape[1:], output="logits", opset=18, batch=None, free_size=False)
+    model = to_onnx(module, IMAGES.shape[1:], output="logits", opset=18, batch=None, dynamic_size=False)
     with torch.no_grad():
         right = module(torch.from_numpy(IMAGES)).numpy()
     assert np.abs(load_onnx(model).run({"input": IMAGES})["logits"] - right).max() < 1e-4 * np.abs(right).max()

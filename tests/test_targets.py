@@ -129,7 +129,7 @@ def test_every_method_exports_for_every_target(name):
         if base not in written:  # of a fixed batch they are what test_locate and test_precision ask for, too
             batch = None if name == "repavit-tiny" and base <= 20 else len(images)
             written[base] = to_onnx(
-                runner.module, images.shape[1:], output="logits", opset=base, batch=batch, free_size=False
+                runner.module, images.shape[1:], output="logits", opset=base, batch=batch, dynamic_size=False
             )
         model = lower(written[base], opset, lacks)
         check(model)

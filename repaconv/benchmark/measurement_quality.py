@@ -64,7 +64,7 @@ def quality(
         seconds=round(watched.seconds, 3),
         other_load=_rounded(watched.others),
         other_load_on_cores=_rounded(watched.others_here),
-        steal_time=_rounded(watched.stolen),
+        steal_time=_rounded(watched.steal_time),
         speed=round(watched.speed, 4),
         before=watched.before,
         after=watched.after,
@@ -103,7 +103,7 @@ def _machine(watched: MachineChanges, *, spoils: bool) -> Iterator[str]:
     for share, limit, sentence in (
         (watched.others, OTHER_LOAD, "other load: {:.0%} of the machine's time went to other processes"),
         (watched.others_here, OTHER_LOAD_HERE, "other load: {:.0%} of these cores' time went to other processes"),
-        (watched.stolen, STEAL_SHARE, "the hypervisor took {:.0%} of the time"),
+        (watched.steal_time, STEAL_SHARE, "the hypervisor took {:.0%} of the time"),
     ):
         if share is not None and share > limit and (share > TOO_MUCH_OTHER_LOAD) == spoils:
             yield sentence.format(share)

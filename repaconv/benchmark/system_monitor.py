@@ -24,7 +24,7 @@ class MachineState:
     clock_s: float
     own_s: float
     busy_s: dict[int, float]
-    stolen_s: float
+    steal_s: float
     khz: dict[int, int]
     celsius: dict[str, float]
     throttled: int
@@ -40,7 +40,7 @@ class MachineChanges:
         seconds: Duration.
         others: Share of the machine's CPU time used by other processes.
         others_here: The same on the cores in use; None if unknown.
-        stolen: Steal time: share of CPU time taken by the hypervisor.
+        steal_time: Steal time: share of CPU time taken by the hypervisor.
         speed: Time of a fixed loop at the end relative to the beginning; above 1 the core became slower.
         throttled: Number of times that the CPU throttled for heat.
         before, after: Clocks of the cores in use in kHz, temperatures in degrees Celsius, load; for a GPU MHz, degrees
@@ -51,7 +51,7 @@ class MachineChanges:
     seconds: float
     others: float | None
     others_here: float | None
-    stolen: float | None
+    steal_time: float | None
     speed: float
     throttled: int
     before: dict[str, float]
@@ -61,12 +61,12 @@ class MachineChanges:
 
 def state() -> MachineState:
     """Sample the machine's state; the timed loop takes some milliseconds."""
-    busy, stolen = _busy()
+    busy, steal_time = _busy()
     return MachineState(
         clock_s=time.perf_counter(),
         own_s=time.process_time(),
         busy_s=busy,
-        stolen_s=stolen,
+        steal_s=steal_time,
         khz={n: int(text) for n in busy if (text := _read(_CPU / f"cpu{n}/cpufreq/scaling_cur_freq")).isdigit()},
         celsius=_celsius(),
         throttled=sum(
@@ -101,7 +101,7 @@ def changes_between(
         seconds=seconds,
         others=share(sum(busy.values()), len(busy)) if busy else None,
         others_here=share(sum(here), len(here)) if here and len(here) == len(cores) else None,
-        stolen=max(0.0, after.stolen_s - before.stolen_s - slack) / (seconds * len(busy)) if busy else None,
+        steal_time=max(0.0, after.steal_s - before.steal_s - slack) / (seconds * len(busy)) if busy else None,
         speed=after.loop_ms / before.loop_ms,
         throttled=after.throttled - before.throttled,
         before=_values_by_name(before, cores) | (gpu[0].values() if gpu else {}),
@@ -138,14 +138,14 @@ def _values_by_name(moment: MachineState, cores: Sequence[int]) -> dict[str, flo
 
 def _busy() -> tuple[dict[int, float], float]:
     """Return the busy seconds of each core since the system started, and the steal time of all."""
-    found, stolen = {}, 0.0
+    found, steal_time = {}, 0.0
     for line in _read(Path("/proc/stat")).splitlines():
         name, *numbers = line.split()
         if name.startswith("cpu") and name[3:].isdigit():
             user, nice, system, _idle, _wait, irq, soft, steal, *_ = (*map(int, numbers), *[0] * 8)
             found[int(name[3:])] = JIFFY_S * (user + nice + system + irq + soft)
-            stolen += JIFFY_S * steal
-    return found, stolen
+            steal_time += JIFFY_S * steal
+    return found, steal_time
 
 
 def _celsius() -> dict[str, float]:

@@ -40,7 +40,7 @@ def simplify(
     model: onnx.ModelProto,
     compare: Callable[[onnx.ModelProto], Link],
     tools: tuple[str, ...] = TOOLS,
-    lacks: Collection[str] = (),
+    unsupported_ops: Collection[str] = (),
 ) -> Simplified:
     """Simplify a graph and compare it with the original; discard it, with a failed link, if its outputs differ.
 
@@ -49,14 +49,15 @@ def simplify(
         compare: Compares a simplified graph with the exported one on the same inputs.
         tools: Some of `TOOLS`, tried in order until one completes. If its result is wrong, no other is tried, and the
             failure is reported.
-        lacks: Operators that the target does not support; if a tool fuses nodes to one of them, it is expanded again.
+        unsupported_ops: Operators that the target does not support; if a tool fuses nodes to one of them, it is
+            expanded again.
     """
     problems: list[str] = []
     for tool in tools:
         try:
             smaller, name = _run(tool, model)
-            if {node.op_type for node in smaller.graph.node} & set(lacks):
-                smaller = lower(smaller, opset_of(smaller), lacks)
+            if {node.op_type for node in smaller.graph.node} & set(unsupported_ops):
+                smaller = lower(smaller, opset_of(smaller), unsupported_ops)
             given, written = (set(operator_domains(each.graph.node)) for each in (model, smaller))
             if strange := written - given - {*DEFAULT_DOMAIN}:
                 raise ValueError(f"it wrote operators of {', '.join(sorted(strange))}")

@@ -36,13 +36,13 @@ _GRID_MODES = {b"linear": "bilinear", b"cubic": "bicubic"}
 """Modes of GridSample, and their names before opset 20."""
 
 
-def lower(model: onnx.ModelProto, opset: int, lacks: Collection[str] = ()) -> onnx.ModelProto:
+def lower(model: onnx.ModelProto, opset: int, unsupported_ops: Collection[str] = ()) -> onnx.ModelProto:
     """Convert a graph to an opset and without some operators; its function stays the same.
 
     Args:
         model: A graph of opset 18 or newer, or of that opset; it is not modified.
         opset: Target opset, from 13 to the model's.
-        lacks: Operators to expand: LayerNormalization, Gelu.
+        unsupported_ops: Operators to expand: LayerNormalization, Gelu.
 
     Raises:
         Refused: If an operator cannot be lowered.
@@ -51,7 +51,7 @@ def lower(model: onnx.ModelProto, opset: int, lacks: Collection[str] = ()) -> on
 
     lowered = onnx.ModelProto()
     lowered.CopyFrom(model)
-    _Lowering(lowered, opset, frozenset(lacks)).run()
+    _Lowering(lowered, opset, frozenset(unsupported_ops)).run()
     del lowered.graph.value_info[:]  # its values may have been removed
     others = [entry for entry in lowered.opset_import if entry.domain not in DEFAULT_DOMAIN]
     del lowered.opset_import[:]
@@ -63,7 +63,7 @@ def lower(model: onnx.ModelProto, opset: int, lacks: Collection[str] = ()) -> on
 class _Lowering:
     """Lowers the nodes in order; each is replaced or kept."""
 
-    def __init__(self, model: onnx.ModelProto, opset: int, lacks: frozenset[str]) -> None:
+    def __init__(self, model: onnx.ModelProto, opset: int, unsupported_ops: frozenset[str]) -> None:
         from onnx import numpy_helper, shape_inference
 
         if opset < OLDEST_OPSET:
@@ -73,7 +73,7 @@ class _Lowering:
                 code="export.opset",
             )
         self.given = opset_of(model)
-        self.graph, self.opset, self.lacks = model.graph, opset, lacks
+        self.graph, self.opset, self.unsupported_ops = model.graph, opset, unsupported_ops
         self.known = _Known(ChainMap(), ChainMap(), ChainMap())
         self.value_of: Callable[[str], Any] = lambda name: numpy_helper.to_array(self.known.constants[name])
         used = {node.op_type for graph in all_graphs(model.graph) for node in graph.node}
@@ -101,11 +101,11 @@ class _Lowering:
     def _lower(self, node: onnx.NodeProto) -> None:
         if node.domain not in DEFAULT_DOMAIN:
             self.nodes.append(node)
-        elif node.op_type == "LayerNormalization" and (self.opset < 17 or node.op_type in self.lacks):
+        elif node.op_type == "LayerNormalization" and (self.opset < 17 or node.op_type in self.unsupported_ops):
             self._layer_norm(node)
         elif node.op_type == "GroupNormalization" and self.opset < 21:
             self._group_norm(node)
-        elif node.op_type == "Gelu" and (self.opset < 20 or node.op_type in self.lacks):
+        elif node.op_type == "Gelu" and (self.opset < 20 or node.op_type in self.unsupported_ops):
             self._gelu(node)
         elif node.op_type == "Shape" and self.opset < 15 and node.attribute:
             self._shape(node)

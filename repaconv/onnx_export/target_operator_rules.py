@@ -17,7 +17,7 @@ FORBIDDEN = ("topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "ze
 def violations(
     model: onnx.ModelProto,
     opset: int,
-    lacks: Collection[str],
+    unsupported_ops: Collection[str],
     forbids: Collection[str],
     domains: Collection[str] = (),
 ) -> list[str]:
@@ -26,7 +26,7 @@ def violations(
     Args:
         model: The graph.
         opset: The newest opset that the parser supports.
-        lacks: Operators that it does not support.
+        unsupported_ops: Operators that it does not support.
         forbids: Some of `FORBIDDEN`.
         domains: Supported operator domains other than ONNX's own.
     """
@@ -43,7 +43,7 @@ def violations(
     if newest > opset:
         found.append(f"opset {newest}, it reads up to {opset}")
     used = {node.op_type for node in model.graph.node if node.domain in DEFAULT_DOMAIN}
-    found += [f"operator {name}" for name in sorted(used & set(lacks))]
+    found += [f"operator {name}" for name in sorted(used & set(unsupported_ops))]
     weights = {weight.name: weight for weight in model.graph.initializer}
     constants = set(weights)
     constants |= {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}

@@ -61,21 +61,21 @@ def to_onnx(
     *,
     output: str,
     opset: int,
-    lacks: Collection[str] = (),
+    unsupported_ops: Collection[str] = (),
     batch: int | None,
-    free_size: bool,
+    dynamic_size: bool,
     scratch: Path | None = None,
 ) -> onnx.ModelProto:
     """Export a module that maps [B, C, H, W] to [B, K], with torch's dynamo exporter.
 
     Args:
         module: A module in eval mode and float32.
-        shape: One image, [C, H, W]. With ``free_size``, H and W are only an example.
+        shape: One image, [C, H, W]. With ``dynamic_size``, H and W are only an example.
         output: Name of the output; the input is called ``input``.
         opset: Opset of the graph. The exporter writes 18 and newer, `lower` converts to older ones.
-        lacks: Operators to expand.
+        unsupported_ops: Operators to expand.
         batch: A fixed batch size, or None for a dynamic dimension named ``batch``.
-        free_size: Whether ``height`` and ``width`` are dynamic.
+        dynamic_size: Whether ``height`` and ``width`` are dynamic.
         scratch: A folder for the weights of a network above 2 GiB: the graph refers to ``weights.data`` in it.
 
     Raises:
@@ -89,13 +89,13 @@ def to_onnx(
             hint="Export it as a run: repaconv export writes such weights to a file of their own.",
             code="export.too-large",
         )
-    free = ({0: "batch"} if batch is None else {}) | ({2: "height", 3: "width"} if free_size else {})
+    free = ({0: "batch"} if batch is None else {}) | ({2: "height", 3: "width"} if dynamic_size else {})
     # The exporter would take a dynamic dimension of size 1 for a constant.
     program = _traced(module, (2 if batch is None else batch, *shape), output, max(opset, OLDEST_EXPORTED), free)
     model = _named_by_module(
         _with_external_weights(program.model, scratch) if large and scratch else program.model_proto
     )
-    return lower(model, opset, lacks) if opset_of(model) != opset or lacks else model
+    return lower(model, opset, unsupported_ops) if opset_of(model) != opset or unsupported_ops else model
 
 
 def _traced(module: nn.Module, shape: tuple[int, ...], output: str, opset: int, free: Mapping[int, str]) -> Any:

@@ -124,8 +124,8 @@ def _with_opset(model: onnx.ModelProto, spec: GraphSpec) -> tuple[onnx.ModelProt
             model = onnx.version_converter.convert_version(model, spec.opset)
         except Exception as error:  # the converter's native code may raise anything
             return model, f"stays in opset {has}: {str(error).strip().splitlines()[0]}"
-    if has > (spec.newest or spec.opset) or {node.op_type for node in model.graph.node} & set(spec.lacks):
-        model = lower(model, min(opset_of(model), spec.newest or spec.opset), spec.lacks)
+    if has > (spec.newest or spec.opset) or {node.op_type for node in model.graph.node} & set(spec.unsupported_ops):
+        model = lower(model, min(opset_of(model), spec.newest or spec.opset), spec.unsupported_ops)
     return model, ""
 
 
@@ -135,7 +135,7 @@ def _new_dimensions(folded: GraphFold, spec: GraphSpec) -> dict[str, int | str]:
     if folded.sizes.batch:
         found[folded.sizes.batch] = spec.batch or ("batch" if folded.image_size else folded.sizes.batch)
     for name, side, number in zip(folded.sizes.sides, ("height", "width"), spec.size or (0, 0), strict=False):
-        found[name] = side if spec.free_size or not number else number
+        found[name] = side if spec.dynamic_size or not number else number
     return found
 
 
@@ -334,7 +334,7 @@ class OnnxSource:
 
         Sizes that the graph computes are constants then, so that more can be folded. None if nothing can.
         """
-        if not self.folded.sizes.sides or not spec.size or spec.free_size:
+        if not self.folded.sizes.sides or not spec.size or spec.dynamic_size:
             return None
         fixed = Evaluated(_with_known_sizes(_with_dimensions(model, _new_dimensions(self.folded, spec))))
         refold = partial(folded, self.run.payload(self.folded.payload), fixed.model)
@@ -404,7 +404,7 @@ class OnnxSource:
         """Make the inputs on which graphs are compared; see `batches_of`."""
 
         has, sizes = self.folded.sizes, [spec.size, spec.size]
-        if spec.free_size and spec.size:
+        if spec.dynamic_size and spec.size:
             height, width = (has.other.get(side, size) for side, size in zip(has.sides, spec.size, strict=True))
             sizes[1] = height, width
         return batches_of(self._sampling_graph, self.folded, spec.batch, sizes)

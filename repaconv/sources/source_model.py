@@ -38,9 +38,9 @@ class GraphSpec:
             images.
         opset: Opset in which the exporter writes.
         newest: Newest opset that the target reads; ``opset`` when None.
-        lacks: Operators that the target does not support.
+        unsupported_ops: Operators that the target does not support.
         batch: Fixed batch size; None makes it dynamic.
-        free_size: Whether height and width are dynamic.
+        dynamic_size: Whether height and width are dynamic.
         rewrites: Rewrites of the chosen rewrite preset, applied to the exported graph.
         simplifiers: Simplifiers, tried in this order; an empty tuple skips the simplification.
     """
@@ -48,9 +48,9 @@ class GraphSpec:
     size: ImageSize | None
     opset: int
     newest: int | None = None
-    lacks: tuple[str, ...] = ()
+    unsupported_ops: tuple[str, ...] = ()
     batch: int | None = None
-    free_size: bool = False
+    dynamic_size: bool = False
     rewrites: tuple[Rewrite, ...] = ()
     simplifiers: tuple[str, ...] = TOOLS
 

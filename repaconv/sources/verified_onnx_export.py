@@ -108,14 +108,14 @@ def exported_graph(
     spec, scratch = ways.spec, ways.scratch
     ways.progress(f"{ways.form}: load in torch", 0, 0)
     runner = TorchRunner(module, tensors, double=False, outputs=(output,))
-    expected = ExpectedOutputs.of(runner, _comparison_inputs(shape, spec.batch, spec.free_size), ways)
+    expected = ExpectedOutputs.of(runner, _comparison_inputs(shape, spec.batch, spec.dynamic_size), ways)
     _load_float32(module, tensors)
     ways.progress(f"{ways.form}: export to ONNX", 0, 0)
     written: dict[str, Any] = {
         "opset": spec.opset,
-        "lacks": spec.lacks,
+        "unsupported_ops": spec.unsupported_ops,
         "batch": spec.batch,
-        "free_size": spec.free_size,
+        "dynamic_size": spec.dynamic_size,
     }
     make = partial(to_onnx, module, shape, output=output, scratch=scratch, **written)
     key = None if ways.of is None else (ways.of, shape, output, *written.values())
@@ -172,7 +172,7 @@ def finished(plain: Graph, expected: ExpectedOutputs) -> Graph:
     if not spec.simplifiers:
         return plain._replace(links=(*plain.links, not_run_link("not asked for")))
     ways.progress(f"{ways.form}: simplify", 0, 0)
-    return _with_simplification(plain, spec.simplifiers, spec.lacks, expected)
+    return _with_simplification(plain, spec.simplifiers, spec.unsupported_ops, expected)
 
 
 Outputs = list[Mapping[str, Any]]
@@ -244,12 +244,12 @@ class ExpectedOutputs(NamedTuple):
         return link.model_copy(update={"location": where})
 
 
-def _comparison_inputs(shape: tuple[int, int, int], batch: int | None, free_size: bool) -> list[Feeds]:
+def _comparison_inputs(shape: tuple[int, int, int], batch: int | None, dynamic_size: bool) -> list[Feeds]:
     """Make two batches, of 1 and 3 images if the batch is dynamic, of different sizes if the size is dynamic."""
     from repaconv.verification.input_batches import random_inputs
 
     channels, height, width = shape
-    sizes = [(height, width), (height + 1, width + 6) if free_size else (height, width)]
+    sizes = [(height, width), (height + 1, width + 6) if dynamic_size else (height, width)]
     counts = [1, 3] if batch is None else [batch, batch]  # not 2, with which torch exports: it may work by accident
     return [
         random_inputs((channels, *size), count=count, seed=seed).piece(0, count).given
@@ -265,7 +265,7 @@ def _load_float32(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _with_simplification(
-    graph: Graph, tools: tuple[str, ...], lacks: Collection[str], expected: ExpectedOutputs
+    graph: Graph, tools: tuple[str, ...], unsupported_ops: Collection[str], expected: ExpectedOutputs
 ) -> Graph:
     """Simplify the graph; keep the original graph if the result computes something else."""
     from repaconv.onnx_export.onnx_simplifiers import simplify
@@ -279,7 +279,7 @@ def _with_simplification(
             expected.link("simplified", ends, expected.run(smaller)), right, smaller, by_module=False
         )
 
-    result = simplify(graph.model, compare, tools, lacks)
+    result = simplify(graph.model, compare, tools, unsupported_ops)
     links = (*graph.links, result.link)
     return Graph(result.model, links, result.simplifier, result.accepted, None, graph.changes)
 

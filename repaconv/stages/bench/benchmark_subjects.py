@@ -215,9 +215,9 @@ def _write_training(source_model: SourceModel, exported: ExportArtefact, path: P
         size=source_model.folded.image_size if exported.image_size == "dynamic" else exported.image_size,
         opset=exported.exporter_opset or exported.opset,
         newest=exported.opset,
-        lacks=exported.unsupported_ops,
+        unsupported_ops=exported.unsupported_ops,
         batch=None if exported.batch in ("dynamic", source_model.folded.batch) else int(exported.batch),
-        free_size=exported.image_size == "dynamic",
+        dynamic_size=exported.image_size == "dynamic",
     )
     with scratch_folder(source_model.run.folder) as scratch:
         graph = source_model.graph(TRAINING, spec, scratch=scratch, progress=progress)

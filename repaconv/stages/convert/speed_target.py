@@ -131,7 +131,7 @@ class SpeedMeasurement:
             size=config.image_size,
             opset=device.opset,
             newest=device.newest,
-            lacks=device.unsupported_ops,
+            unsupported_ops=device.unsupported_ops,
             rewrites=chosen(default_rewrites(device, method), device.newest).rewrites,
         )
         ways = Proving(DEPLOY, spec, reading.tolerances, self.scratch, self.progress)

@@ -102,7 +102,7 @@ class _Plan(NamedTuple):
     device: Target
     source_model: SourceModel
     size: ImageSize | None
-    free_size: bool
+    dynamic_size: bool
     opset: int
     newest: int
     form: GraphPreset
@@ -127,7 +127,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
     written = preset_for(options.preset, source_model, device, options.quantizer)
     require_supported(device, options.precision, written.quantizer)
     size = _size(options, source_model)
-    free_size = folded.any_image_size and options.image_size is None
+    dynamic_size = folded.any_image_size and options.image_size is None
     newest = device.newest
     if options.precision == "int8":
         newest = int8_for(device, written.quantizer).opset(newest)
@@ -148,7 +148,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
         precision=options.precision,
         fp32_modules=kept,
         batch="dynamic" if options.batch in (None, folded.batch) else options.batch,
-        image_size=image_size_of_variant("dynamic" if free_size else size, folded),
+        image_size=image_size_of_variant("dynamic" if dynamic_size else size, folded),
         preprocessing=options.with_preprocessing,
     )
     if options.with_preprocessing:
@@ -165,12 +165,12 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
         device=device,
         source_model=source_model,
         size=size,
-        free_size=free_size,
+        dynamic_size=dynamic_size,
         opset=opset,
         newest=newest,
         form=written,
         rewrites=form.rewrites,
-        given=_images(options, source_model, size, free_size),
+        given=_images(options, source_model, size, dynamic_size),
         variant=variant,
         path=path,
         slot=slot,
@@ -207,7 +207,9 @@ def _fp32_patterns(options: ExportOptions) -> tuple[str, ...]:
     return kept
 
 
-def _images(options: ExportOptions, source_model: SourceModel, size: ImageSize | None, free_size: bool) -> Split | None:
+def _images(
+    options: ExportOptions, source_model: SourceModel, size: ImageSize | None, dynamic_size: bool
+) -> Split | None:
     """The images that calibrate and evaluate a lower precision; None for FP32."""
     if options.precision == "fp32":
         return None
@@ -225,7 +227,7 @@ def _images(options: ExportOptions, source_model: SourceModel, size: ImageSize |
     )
     if given.size and size:
         source_model.require_size(*given.size)
-        if not free_size:
+        if not dynamic_size:
             require_same_size(given, size)
     return Split.of(given, batch=fixed, ranges=options.precision != "bf16")
 
@@ -237,9 +239,9 @@ def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
         size=plan.size,
         opset=plan.opset,
         newest=plan.newest,
-        lacks=plan.device.unsupported_ops,
+        unsupported_ops=plan.device.unsupported_ops,
         batch=plan.options.batch,
-        free_size=plan.free_size,
+        dynamic_size=plan.dynamic_size,
         rewrites=plan.rewrites,
         simplifiers=tools if plan.options.simplify else (),
     )
@@ -368,7 +370,7 @@ def _artefact(
         exporter_opset=plan.opset,
         opset=opset_of(model),
         batch=plan.options.batch or plan.folded.batch,
-        image_size="dynamic" if plan.free_size else plan.size,
+        image_size="dynamic" if plan.dynamic_size else plan.size,
         simplified=graph.simplified,
         simplifier=graph.simplifier,
         nodes=len(model.graph.node),

@@ -17,6 +17,8 @@ def made_by(*packages: str) -> dict[str, str]:
     return {package: version(package) for package in ("repaconv", *packages)}
 
 
-def with_files(artefact: AnyArtefact, took: Sequence[Path], wrote: Sequence[Path]) -> AnyArtefact:
+def with_files(artefact: AnyArtefact, inputs: Sequence[Path], outputs: Sequence[Path]) -> AnyArtefact:
     """Add the names of the files that a stage read and wrote."""
-    return artefact.model_copy(update={"input_files": tuple(map(str, took)), "output_files": tuple(map(str, wrote))})
+    return artefact.model_copy(
+        update={"input_files": tuple(map(str, inputs)), "output_files": tuple(map(str, outputs))}
+    )

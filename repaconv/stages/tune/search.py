@@ -752,8 +752,8 @@ class Candidates:
             size=self.image_size,
             opset=device.opset,
             newest=device.newest,
-            lacks=device.unsupported_ops,
-            free_size=self.source_model.folded.any_image_size and self.fixed_size is None,
+            unsupported_ops=device.unsupported_ops,
+            dynamic_size=self.source_model.folded.any_image_size and self.fixed_size is None,
             simplifiers=(),
         )
         if str(spec) not in self.known:

@@ -19,7 +19,7 @@ class Event(NamedTuple):
     Attributes:
         precision: See `repaconv.results.NodeTime`.
         bytes: Bytes of all inputs and outputs.
-        flops: Operations, if the runtime's shapes do not tell them.
+        flops: Operations, if the runtime's shapes do not show them.
     """
 
     name: str

@@ -84,7 +84,7 @@ def changes_between(
 
     Args:
         before, after: The states.
-        cores: The cores in use; empty if any may be. The clocks of others tell nothing: idle ones slow down.
+        cores: The cores in use; empty if any may be. The clocks of others mean nothing: idle ones slow down.
         gpu: GPU states in between.
     """
     seconds = after.clock_s - before.clock_s

@@ -109,7 +109,7 @@ class Profiled(NamedTuple):
     Attributes:
         kernels: Events of the runtime's profiler, without the warm-up runs, as ONNX Runtime writes them: ``name`` with
             ``_kernel_time`` after it, ``dur`` in microseconds, and ``args`` with ``op_name``, ``input_type_shape`` and
-            ``output_type_shape``. A runtime whose shapes do not tell the operations or the precision of a node adds
+            ``output_type_shape``. A runtime whose shapes do not show the operations or the precision of a node adds
             ``flops`` and ``precision``. What was fused into an operator follows its name after a ``+``.
         weights: The shapes of the constants of each executed node, in execution order.
         peak_gflops: No longer read: peaks are measured by opening large products.

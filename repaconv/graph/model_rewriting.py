@@ -153,7 +153,7 @@ def _has_more_to_remove(node: ir.Node) -> bool:
 
 
 def _is_sorted(graph: ir.Graph) -> bool:
-    """Whether every node stands behind those that it reads; False if there is control flow, which is not looked into.
+    """Whether every node comes after those that it reads; False if there is control flow, which is not looked into.
 
     The sort keeps the order of a sorted graph, and takes many times as long.
     """

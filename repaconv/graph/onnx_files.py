@@ -98,7 +98,7 @@ def spell_out_erfc(model: onnx.ModelProto) -> None:
     """Write erfc(x) as 1 - erf(x), in place.
 
     tf2onnx keeps TensorFlow's Erfc, of which Keras makes GELU, as a node of ONNX's own domain. ONNX has no such
-    operator, and no runtime loads it. A value whose type the file does not tell is taken to have that of the weights.
+    operator, and no runtime loads it. A value whose type is missing from the file is taken to have that of the weights.
     """
     from onnx import TensorProto, helper
 

@@ -382,7 +382,7 @@ class NetworkFold(GraphFold):
             ``--arch`` or by a Hugging Face folder.
         config: The ``config.json`` of a Hugging Face folder, or what a checkpoint of Ultralytics says of its network:
             its YAML, task and version; empty otherwise.
-        classes: The number of classes that the network tells apart: 0 if it outputs features, null if that is not
+        classes: The number of classes that the network distinguishes: 0 if it outputs features, null if that is not
             known.
         exporter: What exported the network to ONNX: ``torch's exporter`` or ``torch's old exporter``.
         exporting: What the exporter itself folded; null in a run of an earlier version.

@@ -17,7 +17,7 @@ from repaconv.results.link_reasons import Verdict
 from repaconv.results.records import SCHEMA_VERSION, Accuracy, Artefact, Cost, Link, Record, Result
 from repaconv.results.verify import VerifyArtefact
 
-# --- What ``table`` leaves: the paper's figures beside ours.
+# --- What ``table`` leaves: the paper's figures next to ours.
 
 
 class TableRow(Record):

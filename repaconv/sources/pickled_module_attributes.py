@@ -1,4 +1,4 @@
-"""Give a built network the numbers that a pickled module of it has beside its weights.
+"""Give a built network the numbers that a pickled module of it has in addition to its weights.
 
 Weights do not show the eps of a norm, the stride of a convolution or the activation between two layers. A pickled
 module has them as attributes. Loading the pickle would set them, and so does this, without loading it.

@@ -254,19 +254,19 @@ def class_numbers(
 ) -> Mapping[int, int]:
     """The network's number of every category, by id.
 
-    By the names of the network's classes, if it has all of the file's; else by how many classes the network tells
-    apart. As many as there are categories: in the order of their ids. One more than the largest id, or 91: the ids. If
-    that number is not known (outputs named boxes, scores and labels), the ids or their order, whichever more of the
-    original network's objects agree with.
+    By the names of the network's classes, if it has all of the file's. Else by the number of classes that the network
+    distinguishes. As many as there are categories: in the order of their ids. One more than the largest id, or 91: the
+    ids. If that number is not known (outputs named boxes, scores and labels), the ids or their order, whichever more of
+    the original network's objects agree with.
 
     Args:
         categories: All categories of the file: names by id.
-        count: The number of classes that the network tells apart; None if it is not known.
+        count: The number of classes that the network distinguishes; None if it is not known.
         about: What else is known of the network.
         references: The original network's ``result`` and ``label`` of every image.
 
     Raises:
-        Unmatched: None of these tells it.
+        Unmatched: If none of these decides.
     """
     ids = sorted(categories)
     own, order = {kind: kind for kind in ids}, {kind: place for place, kind in enumerate(ids)}

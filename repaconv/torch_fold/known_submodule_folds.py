@@ -2,7 +2,7 @@
 
 The rules here are for folds that a trace does not show to be linear: channel-idle FFNs (RePaViT), LoRA adapters of
 PEFT, and RIFormer's token mixer, which goes into its norm. `repaconv.torch_fold.structural_fold` has all other folds.
-The names of its submodules do not tell what a class computes. So every edit is a guess that is tested in float64: first
+The names of its submodules do not show what a class computes. So every edit is a guess that is tested in float64: first
 on the submodule, with the inputs that it gets in the whole module and with random inputs of several scales, then on
 the whole module, since its forward may read what was edited. Only an edit that changes no output is kept.
 """
@@ -192,7 +192,7 @@ def fold_parts(
         module: The module; it is not changed.
         method: The method whose folds to apply, or ``auto`` for all.
         example: An input of the module; see `Whole.of`.
-        idle_ratio: The share of idle channels in FFNs, for modules whose attributes and statistics do not tell it.
+        idle_ratio: The share of idle channels in FFNs, for modules whose attributes and statistics do not show it.
 
     Returns:
         A folded copy in eval mode, and the fold steps: one per folded submodule, and one for the whole module.

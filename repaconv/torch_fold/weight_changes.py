@@ -91,7 +91,7 @@ def within(name: str, other: str) -> bool:
 
 
 class Places:
-    """Tells which submodules and parameters of a module may be changed: not shared, hooked, or used several times.
+    """Decides which submodules and parameters of a module may be changed: not shared, hooked, or used several times.
 
     Args:
         root: The module.

@@ -758,7 +758,7 @@ with band matrices (measured)."""
 def _by_lines(weight: NDArray[Any], x: NDArray[Any], window: _Window, into: NDArray[Any]) -> None:
     """Convolve images [N, groups, H, W] depthwise by products of their lines: ``into`` [N, groups, O / groups, H, W].
 
-    Each row of the kernel is a matrix from all pixels of a line to those of the output, with its numbers beside the
+    Each row of the kernel is a matrix from all pixels of a line to those of the output, with its numbers next to the
     diagonal. That has more products than the convolution, but each takes a fraction of the time.
 
     ``weight`` is [groups, O / groups, height, width].

@@ -227,7 +227,7 @@ def _require_matching_types(path: Path, model: onnx.ModelProto) -> None:
 
 
 def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
-    """Refuse weights with NaN or infinity: NaN is equal to NaN, so that a comparison would tell nothing of them."""
+    """Refuse weights with NaN or infinity: NaN is equal to NaN, so that a comparison would show nothing about them."""
     import numpy as np
     from onnx import numpy_helper
 

@@ -77,7 +77,7 @@ MOST_EXAMPLES = 10
 NO_ANGLE = np.inf
 """The cosine of an image whose output is one number, or the lead of one class: it has a sign, no direction."""
 # Of few outputs all may be near zero by chance, where rounding is as large as ever: an image's scale is no smaller than
-# a quarter of the usual one, and, so that a quiet image beside loud ones is not excused, than that allows of its own.
+# a quarter of the usual one, and, so that a quiet image next to loud ones is not excused, than that allows of its own.
 QUIET, REACH = 0.25, 1e4
 MASK_NUMBER = np.finfo(np.float32).max
 """The number that masks write if they do not write infinity: `torch.finfo(x.dtype).min`. It is ignored in scales."""

@@ -308,18 +308,18 @@ def _strides(
             raise ValueError(f"not {len(firsts)} numbers, one a stage")
         return ",".join(str(positive(word.strip())) for word in words)
 
-    seen, proved = [], 0
+    seen, confirmed = [], 0
     for name, block in firsts:
         same = block.in_width == block.width and not key.deployed
         kept = f"{name}.{NAMES[key.layout].identity}.weight" in tensors
         seen.append("1" if same and kept else "2")
-        proved += same
+        confirmed += same
     source = (
-        f"official code: stages begin with 2; in {proved} of {len(firsts)} an identity branch there, or its absence, "
-        "shows it"
+        f"official code: stages begin with 2; in {confirmed} of {len(firsts)} an identity branch there, or its "
+        "absence, shows it"
     )
     official = ",".join("2" for _ in firsts)
-    text = reader.take("strides", parse, official, ",".join(seen) if proved else None, source if proved else "")
+    text = reader.take("strides", parse, official, ",".join(seen) if confirmed else None, source if confirmed else "")
     return [int(word) for word in text.split(",")]
 
 

@@ -15,7 +15,7 @@ zero-padded to the size of the largest, with the smaller one in the center, and 
 and a k x k one k // 2, so that all have the same output positions.
 
 No tensor shows strides, eps and ReLU. In the official code the first block of a stage has stride 2. In a block whose
-input and output width are equal, an identity branch proves stride 1, and its absence stride 2. The number of groups is
+input and output width are equal, an identity branch shows stride 1, and its absence stride 2. The number of groups is
 the input width divided by the weight's input width. RepVGGplus is a different network: it has auxiliary heads, and its
 squeeze-and-excitation follows the ReLU.
 """

@@ -60,7 +60,7 @@ class BenchmarkSubjects(NamedTuple):
         size: Image size of the run, or the usual one that a bare graph's metadata gives.
         note: Why something is missing or chosen so, in words.
         source_model: The source model; None for a bare file.
-        variant: What tells the run's export from its others; None for a bare file.
+        variant: What distinguishes this export of the run from others; None for a bare file.
         export: The run's export; None for a bare file.
     """
 

@@ -324,10 +324,10 @@ def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Pat
     from repaconv.verification.tolerances import verdict_of
 
     typed_right, note = _precision_check(plan, built)
-    proved = verdict_of(links) if links else "passed"
+    outputs_verdict = verdict_of(links) if links else "passed"
     return BuildArtefact(
         made_by={**made_by(), plan.device.runtime: plan.version},
-        verdict=proved if typed_right else "failed",
+        verdict=outputs_verdict if typed_right else "failed",
         unverified=plan.overridden,
         options=plan.asked,
         other_files=tuple(payload_of(each, plan.slot.parent) for each in logs),

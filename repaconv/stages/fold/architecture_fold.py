@@ -469,16 +469,16 @@ def _exported_link(
         if joint.verdict != "failed":
             break
     if joint.verdict == "failed":
-        raise _export_differs(joint, draws=differs(right, runner.run(feeds)))
+        raise _export_differs(joint, is_random=differs(right, runner.run(feeds)))
     return joint
 
 
-def _export_differs(link: Link, *, draws: bool) -> GateFailed:
+def _export_differs(link: Link, *, is_random: bool) -> GateFailed:
     """Return the error for an exported graph that computes something else.
 
-    ``draws`` is whether the network itself gives other outputs when it runs again.
+    ``is_random`` is whether the network itself gives other outputs when it runs again.
     """
-    if draws:
+    if is_random:
         return GateFailed(
             "this network does not compute the same twice: it uses random numbers, so that its outputs cannot be "
             "compared; nothing was written.",

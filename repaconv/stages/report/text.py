@@ -13,9 +13,9 @@ def show_report(done: Report | RunsReport) -> None:
         header = ("run", "verdict", "accuracy", "parameters", "speedup", "same top-1")
         print_table(header, [_row(each) for each in done.rows])
         return
-    proved = sum(link.verdict == "passed" for link in done.links)
+    passed = sum(link.verdict == "passed" for link in done.links)
     measured = count_text(len(done.benches), "measurement")
-    stdout().print(f"{colored(done.verdict)}: {proved} of {len(done.links)} links passed, {measured}")
+    stdout().print(f"{colored(done.verdict)}: {passed} of {len(done.links)} links passed, {measured}")
     for sentence in done.open:
         stdout().print(f"[yellow]not verified, or not measured:[/] {plain(sentence)}")
 

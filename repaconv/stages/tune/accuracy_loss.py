@@ -113,7 +113,7 @@ class LossEvaluation:
         )
 
     def same_predictions(self) -> str:
-        """Why these images cannot tell what lower precision loses, in words; empty if they can, or any loss is allowed.
+        """Why these images cannot show what lower precision loses, in words; empty if they can, or any loss is allowed.
 
         They cannot if FP32 gives (nearly) all of the validation split the same top-1 prediction: a model that ignores
         its input and always gives that one would be within the budget as well. Other tasks have no top-1 predictions.

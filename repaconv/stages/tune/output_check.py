@@ -1,7 +1,7 @@
 """Whether a configuration of `tune` computes the baseline's outputs, on inputs that would show a fault.
 
-Not every input can tell. The scores of a text detector are at most 1e-5 on noise, where ONNX Runtime's sigmoid, which
-computes with numbers near 1, is off by 1e-7: 1% of such a score. And a saturated score is 1 whatever the weights are.
+Not every input shows a fault. The scores of a text detector are at most 1e-5 on noise, where ONNX Runtime's sigmoid,
+which computes with numbers near 1, is off by 1e-7: 1% of such a score. And a saturated score is 1 whatever the weights are.
 So one batch of inputs after the other is compared, until one decides:
 
 1. the user's images;
@@ -86,7 +86,7 @@ class OutputCheck:
         )
 
     def verdict(self, session: Ported, batch: int | None) -> Verdict:
-        """Whether what a session computes in FP32 is right; *not verified* if no batch of inputs can tell."""
+        """Whether what a session computes in FP32 is right; *not verified* if no batch of inputs decides."""
         for precisely in (False, True):
             for place, call in enumerate(self._inputs):
                 if place == len(self._batches):
@@ -131,7 +131,7 @@ class ComparedBatch:
             session: Runs the configuration.
             batch: The session's batch size, if it is fixed.
             precisely: Whether outputs are also compared where they are so small that an activation's rounding may hide
-                them, which takes an evaluation in float64; another batch may tell without that.
+                them, which takes an evaluation in float64; another batch may decide without that.
         """
         if not self._finite:
             return "not verified"
@@ -158,7 +158,7 @@ class ComparedBatch:
     def _is_exact(self, found: Outputs) -> bool:
         """Whether outputs are those of the network in float64, in which rounding hides no fault.
 
-        ONNX Runtime's own outputs may be too coarse to tell, and those of another runtime finer.
+        ONNX Runtime's own outputs may be too coarse to decide, and those of another runtime finer.
         """
         faulty = self._moved(self.original.model)
         if faulty is None or self._exact is None or self._compared(found, self._exact) != "passed":

@@ -96,15 +96,15 @@ def training_of(run: run_folder.Run, folded: FoldArtefact) -> FinetuneArtefact |
     return done if done.payload and done.payload.sha256 == folded.origin.sha256 else None
 
 
-def parent_link(source_model: SourceModel, *, drawn: bool) -> ParentLink | None:
+def parent_link(source_model: SourceModel, *, random_images: bool) -> ParentLink | None:
     """The link to the network before conversion; None if the run is not a conversion.
 
-    ``drawn`` says that the images are random.
+    ``random_images`` says that the images are random.
     """
     done = conversion_of(source_model.run, source_model.folded) or training_of(source_model.run, source_model.folded)
     if done is None:
         return None
-    if drawn:
+    if random_images:
         return ParentLink(done, source_model, "random images say nothing of it: give --images or --inputs")
     known = Path(done.parent.path)
     if not is_unchanged(known, done.parent.sha256):

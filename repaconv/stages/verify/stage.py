@@ -111,7 +111,7 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
         source_model.require_size(*given.size)
     engine = Path(options.engine) if options.engine else None
     built = build_of(engine) if engine else None
-    drawn = not (options.inputs or options.images)
+    random_images = not (options.inputs or options.images)
     choice = task_of(source_model, options.task)
     if options.labels:
         folder = Path(options.images) if options.images else None
@@ -121,14 +121,14 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
         source_model,
         options.rtol,
         options.atol,
-        drawn=drawn,
+        random_images=random_images,
         count=options.count,
         seed=options.seed,
         task=options.task,
     )
     chain = chain_of(source_model, exports, given, rules, engine, built)
     _require_used(asked, chain)
-    parent = parent_link(source_model, drawn=drawn)
+    parent = parent_link(source_model, random_images=random_images)
     return _Plan(options, taken, source_model, source, given, built, chain, parent, path)
 
 

@@ -98,14 +98,14 @@ class Chain(NamedTuple):
 class Rules:
     """The tolerances of a run's links: the policy for its network, and the user's own by link.
 
-    ``drawn`` says that the images are random, of this ``seed``; lossy links are then evaluated on the images of their
-    export, at most ``count`` of them. ``read`` caches these images. ``task`` is ``--task``.
+    With ``random_images``, of this ``seed``, lossy links are evaluated on the images of their export instead, at most
+    ``count`` of them. ``read`` caches these images. ``task`` is ``--task``.
     """
 
     source_model: SourceModel
     rtol: Mapping[str, float] | None = None
     atol: Mapping[str, float] | None = None
-    drawn: bool = False
+    random_images: bool = False
     count: int | None = None
     seed: int = 0
     task: str | None = None
@@ -155,7 +155,7 @@ def chain_of(
 
 def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precision: str) -> Source:
     """The images of a link; a lossy one is run on the images of its export unless others are given."""
-    if not rules.drawn:
+    if not rules.random_images:
         return Source(given)
     if precision == "fp32":
         return Source(_at_size_of(rules, given, exported))
@@ -184,7 +184,7 @@ def _in_batches(source: Source, rules: Rules, batch: int | None) -> Source:
     source_model, given = rules.source_model, source.inputs
     if not source_model.folded.whole or batch is None:
         return source
-    if given.size is None and rules.drawn and other_batch(given, source_model, batch):
+    if given.size is None and rules.random_images and other_batch(given, source_model, batch):
         return source._replace(inputs=choose_inputs(source_model, count=rules.count, seed=rules.seed, batch=batch))
     return source._replace(inputs=given.together(batch))
 

@@ -1,8 +1,8 @@
 """Whether a configuration of `tune` computes the baseline's outputs, on inputs that would show a fault.
 
 Not every input shows a fault. The scores of a text detector are at most 1e-5 on noise, where ONNX Runtime's sigmoid,
-which computes with numbers near 1, is off by 1e-7: 1% of such a score. And a saturated score is 1 whatever the weights are.
-So one batch of inputs after the other is compared, until one decides:
+which computes with numbers near 1, is off by 1e-7: 1% of such a score. And a saturated score is 1 whatever the weights
+are. So one batch of inputs after the other is compared, until one decides:
 
 1. the user's images;
 2. random inputs;

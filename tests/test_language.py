@@ -18,7 +18,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, *sorted((ROOT / "e
 ERRORS = ("GateFailed", "UsageProblem", "EnvironmentProblem", "Refused", "Inconclusive", "RepaconvError")
 
 PRIVATE = {
-    r"images a (call|second)|MACs a(n image| call)": "images per inference, images/s, MACs per image",
+    r"images a (call|second)|ms a call|MACs a(n image| call)": "images per inference, images/s, MACs per image",
     r"times as fast": "speedup, 1.2x",
     r"(other )?first class(es)?": "top-1 prediction",
     r"about zero": "symmetric",

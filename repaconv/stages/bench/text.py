@@ -135,7 +135,7 @@ def show_estimate(done: EstimateArtefact) -> None:
 
 def show_throughput(done: ThroughputArtefact) -> None:
     """Print the throughput of every model, then the ratios."""
-    print_table = table("", "streams", "images/s", "p50 ms a call", "p95 ms", "engine")
+    print_table = table("", "streams", "images/s", "p50 ms", "p95 ms", "engine")
     for row in done.rows:
         streams = f"{row.streams} x {row.threads} thread(s)"
         times = (f"{value:.3f}" for value in (row.p50_ms, row.p95_ms))

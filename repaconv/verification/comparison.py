@@ -86,16 +86,16 @@ class Tally:
             beyond = ~(error <= allowed)
             different = beyond & ~(error <= explained)
             left_out = (explained > vague * scale) & ~different
-            owed = beyond & ~different & ~left_out
+            by_rounding = beyond & ~different & ~left_out
             if different.any():
                 worst = float(np.max(np.where(different, error / scale, 0.0)))
                 self.error = max(self.error, worst if worst == worst else np.inf)
-            if owed.any() or left_out.any():
-                self.rounding = max(self.rounding, float(np.max((explained / scale)[owed | left_out])))
+            if by_rounding.any() or left_out.any():
+                self.rounding = max(self.rounding, float(np.max((explained / scale)[by_rounding | left_out])))
         self.compared += error.size
         self.different += int(different.sum())
         self.left_out += int(left_out.sum())
-        self.explained += int(owed.sum())
+        self.explained += int(by_rounding.sum())
         return left_out
 
     @property

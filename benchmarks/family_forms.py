@@ -72,7 +72,7 @@ def forms_of(
         how = int8_for(device, TARGETS[device.name])
         newest = how.opset(device.newest)
         for name, form in written.items() if int8 else ():
-            fit = [each.name for each in chosen(device.kept(form, "int8"), newest, "int8").rewrites]
+            fit = [each.name for each in chosen(device.rewrites_for(form, "int8"), newest, "int8").rewrites]
             model = onnx.load(graphs.exact(start.model_copy(update={"rewrites": tuple(fit)})))
             low = scratch / f"{name}.{device.name}.int8.onnx"
             low.write_bytes(to_int8(model, [{model.graph.input[0].name: images}], (), how).SerializeToString())

@@ -209,7 +209,7 @@ def test_openvino_divides_no_convolution_whose_parts_stay_images():
         assert ("silu-as-quotient" in names) == (family == "amx")  # it was measured there alone
         assert ("attention-op" in names) == (family not in ("amx", "avx512-bf16"))
     assert {*target.form("network", "amx"), "attention-op"} == {*target.forms["default"], "silu-as-quotient"}
-    assert "silu-as-quotient" in target.kept(target.form("network", "amx"), "int8")
+    assert "silu-as-quotient" in target.rewrites_for(target.form("network", "amx"), "int8")
 
 
 SLOW_KERNELS = ("mish-as-quotient", "prelu-as-sum", "softmax-as-quotient", "lrn-as-conv", "resize-as-matmul")

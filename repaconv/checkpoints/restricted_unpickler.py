@@ -97,13 +97,13 @@ class OpcodeMachine(_Unpickler):  # type: ignore[misc]
     def load_tuple(self) -> None:
         """Build a tuple of all objects above the mark."""
         items = tuple(self.pop_mark())
-        self.append(self._weighed(items))
+        self.append(self._with_limited_nesting(items))
 
     def load_some(self, count: int) -> None:
         """Build a tuple of the last one, two or three objects."""
-        self.stack[-count:] = [self._weighed(tuple(self.stack[-count:]))]
+        self.stack[-count:] = [self._with_limited_nesting(tuple(self.stack[-count:]))]
 
-    def _weighed(self, items: tuple[object, ...]) -> tuple[object, ...]:
+    def _with_limited_nesting(self, items: tuple[object, ...]) -> tuple[object, ...]:
         """Return the tuple, or refuse it if it nests too many. Counted tuples are kept, so that ids stay unique."""
         inner = [self._nested.get(id(item), (item, 1))[1] for item in items if isinstance(item, tuple)]
         if inner:

@@ -179,7 +179,7 @@ class _Lowering:
             raise _no_older(node, self.opset)
         self._drop(node, "num_outputs")
         if parts[-1] != parts[0]:
-            node.input.append(self.whole(*parts))
+            node.input.append(self.int64_constant(*parts))
 
     @staticmethod
     def _drop(node: onnx.NodeProto, name: str) -> None:
@@ -192,7 +192,7 @@ class _Lowering:
 
         attributes = attributes_of(node)
         step = _Steps(self, node)
-        ends = (self.whole(attributes.get("start", 0)), self.whole(attributes.get("end", 2**31)))
+        ends = (self.int64_constant(attributes.get("start", 0)), self.int64_constant(attributes.get("end", 2**31)))
         step.done(step("Slice", step("Shape", node.input[0]), *ends))
 
     def _hard_swish(self, node: onnx.NodeProto) -> None:
@@ -235,12 +235,12 @@ class _Lowering:
             raise _no_older(node, self.opset)
         attributes = attributes_of(node)
         groups, step = attributes["num_groups"], _Steps(self, node)
-        together = step("Reshape", x, self.whole(0, groups, -1))
-        one, none = (step("Expand", step.number(value, x), self.whole(groups)) for value in (1.0, 0.0))
+        together = step("Reshape", x, self.int64_constant(0, groups, -1))
+        one, none = (step("Expand", step.number(value, x), self.int64_constant(groups)) for value in (1.0, 0.0))
         epsilon = attributes.get("epsilon", EPSILON)
         normed = step("InstanceNormalization", together, one, none, epsilon=epsilon)
         y = step("Reshape", normed, step("Shape", x))
-        by_channel = self.whole(*range(1, rank - 1))
+        by_channel = self.int64_constant(*range(1, rank - 1))
         scale, shift = (step("Unsqueeze", value, by_channel) if rank > 2 else value for value in (scale, shift))
         step.done(step("Add", step("Mul", y, scale), shift))
 
@@ -273,7 +273,7 @@ class _Lowering:
             self.numbers[key] = self._constant(f"constant_{len(self.numbers)}", array)
         return self.numbers[key]
 
-    def whole(self, *values: int) -> str:
+    def int64_constant(self, *values: int) -> str:
         """Return the name of an int64 constant [n]."""
         if values not in self.integers:
             name = "_".join(map(str, ("whole", *values)))
@@ -308,7 +308,7 @@ class _Steps:
         """Write the mean over the last axis; the axis is an attribute before opset 18, an input from then on."""
         if self.lowering.opset < 18:
             return self("ReduceMean", x, keepdims=1, axes=[-1])
-        return self("ReduceMean", x, self.lowering.whole(-1), keepdims=1)
+        return self("ReduceMean", x, self.lowering.int64_constant(-1), keepdims=1)
 
     def done(self, last: str) -> None:
         """Give the last value the name of the replaced node's output."""

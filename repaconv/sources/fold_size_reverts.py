@@ -117,7 +117,7 @@ class Size(NamedTuple):
     shares: int = 0
 
     @property
-    def weighed(self) -> int:
+    def relative_cost(self) -> int:
         """Product of multiplications, numbers and nodes, to compare relative changes; an unknown one counts as 1."""
         return max(self.macs, 1) * max(self.numbers, 1) * max(self.nodes, 1)
 
@@ -188,7 +188,7 @@ def why_too_large(before: Size, after: Size) -> str:
         return f"with it the graph's matrices hold {after.matrices:,} numbers, not {before.matrices:,}"
     if not (after.macs < before.macs or after.numbers < before.numbers or after.nodes < before.nodes):
         return "it removes no multiplications, parameters or nodes"
-    dearer = after.weighed > before.weighed
+    dearer = after.relative_cost > before.relative_cost
     if after.numbers > before.numbers and dearer:
         return f"with it the graph holds {after.numbers:,} numbers, not {before.numbers:,}"
     if after.nodes > before.nodes and dearer:

@@ -153,7 +153,7 @@ class Training:
         return len(self.epochs) - 1
 
     @property
-    def kept(self) -> int:
+    def best_epoch(self) -> int:
         """The epoch that was best on the validation images; 0 is the start."""
         return min(range(len(self.epochs)), key=lambda epoch: self.epochs[epoch].cost)
 
@@ -198,7 +198,7 @@ class Training:
             loss = self._epoch(lambda step, steps, what=what: progress(what, step, steps))  # type: ignore[misc]
             settled = self._settled(self.average)
             self.epochs.append(self._evaluated(settled).model_copy(update={"loss": loss}))
-            if self.kept == self.done:
+            if self.best_epoch == self.done:
                 self.best = _weights(settled)
             after()
 

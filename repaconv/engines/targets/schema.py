@@ -143,7 +143,7 @@ class Target(Record):
         """Return whether there are no measurements for this ISA level; False if the level is unknown."""
         return bool(family) and family not in self.measured
 
-    def kept(self, rewrites: tuple[str, ...], precision: str) -> tuple[str, ...]:
+    def rewrites_for(self, rewrites: tuple[str, ...], precision: str) -> tuple[str, ...]:
         """Return the rewrites that a precision keeps."""
         return tuple(name for name in rewrites if name in self.forms.get(precision, rewrites))
 

@@ -150,7 +150,7 @@ class _Emitter:
         terms = live
         dense = [(value, edge) for value, edge in terms if isinstance(edge, Dense)]
         picks = [(value, edge) for value, edge in terms if isinstance(edge, Pick)]
-        beside = self._beside(terms, shift)
+        beside = self._as_concat(terms, shift)
         if beside is not None:
             return beside
         joined = self._joined(picks)
@@ -254,7 +254,7 @@ class _Emitter:
         set_shape(new, (*shape[: self.place], end - begin, *shape[self.place + 1 :]), value)
         return new
 
-    def _beside(self, terms: list[tuple[ir.Value, Map]], shift: Vector | None) -> ir.Value | None:
+    def _as_concat(self, terms: list[tuple[ir.Value, Map]], shift: Vector | None) -> ir.Value | None:
         """Write products and selections of channels as one Concat; None if two of them add to the same channel."""
         dense = [edge for _, edge in terms if isinstance(edge, Dense)]
         plain = all((edge.scale[edge.rows] == 1).all() for _, edge in terms if isinstance(edge, Pick))

@@ -125,7 +125,7 @@ class _Plan(NamedTuple):
     """The options resolved for one run: the model, the runtime, and the files to write."""
 
     options: BuildOptions
-    asked: tuple[str, ...]
+    options_given: tuple[str, ...]
     run: run_folder.Run
     folded: FoldArtefact
     exported: ExportArtefact
@@ -160,7 +160,7 @@ def _plan(options: BuildOptions, run: str | Path | None) -> _Plan:
     require_replaceable(slot, "build", file, log)
     return _Plan(
         options=options,
-        asked=(*([str(model)] if model else []), *options.words()),
+        options_given=(*([str(model)] if model else []), *options.words()),
         run=taken,
         folded=folded,
         exported=exported,
@@ -329,7 +329,7 @@ def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Pat
         made_by={**made_by(), plan.device.runtime: plan.version},
         verdict=outputs_verdict if typed_right else "failed",
         unverified=plan.overridden,
-        options=plan.asked,
+        options=plan.options_given,
         other_files=tuple(payload_of(each, plan.slot.parent) for each in logs),
         variant=plan.name,
         target=plan.device.name,

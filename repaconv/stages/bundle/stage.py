@@ -152,7 +152,7 @@ class _Plan(NamedTuple):
     """The options resolved for one run: the model, the inputs, and the files to write."""
 
     options: BundleOptions
-    asked: tuple[str, ...]
+    options_given: tuple[str, ...]
     device: Target
     folded: FoldArtefact
     exported: ExportArtefact
@@ -206,7 +206,7 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
     )
     return _Plan(
         options=options,
-        asked=(*([str(model)] if model else []), *options.words()),
+        options_given=(*([str(model)] if model else []), *options.words()),
         device=device,
         folded=folded,
         exported=exported,
@@ -381,7 +381,7 @@ def _artefact(plan: _Plan, calls: list[Call], bundle_sha256: str) -> BundleArtef
         made_by=made_by("torch"),
         verdict="passed",
         unverified=plan.overridden,
-        options=plan.asked,
+        options=plan.options_given,
         variant=plan.name,
         target=plan.device.name,
         runtime_version=plan.device.runtime_version,

@@ -306,7 +306,7 @@ def _artefact(plan: _Plan, training: Training, **more: Any) -> FinetuneArtefact:
         lr=plan.pace.rate,
         planned_epochs=plan.pace.epochs,
         epochs=tuple(training.epochs),
-        best_epoch=training.kept,
+        best_epoch=training.best_epoch,
         **plan.budget._asdict(),
     )
 

@@ -94,7 +94,7 @@ class _Plan(NamedTuple):
     """The options resolved for one run: the target, the rewrites, the images, and the files to write."""
 
     options: ExportOptions
-    asked: tuple[str, ...]
+    options_given: tuple[str, ...]
     run: run_folder.Run
     folded: FoldArtefact
     overridden: tuple[str, ...]
@@ -139,7 +139,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
             )
     opset = min(device.opset, newest)
     wanted = default_rewrites(device, folded.called) if written.rewrites is None else written.rewrites
-    form = chosen(device.kept(wanted, options.precision), newest, options.precision)
+    form = chosen(device.rewrites_for(wanted, options.precision), newest, options.precision)
     kept = _fp32_patterns(options)
     variant = Variant(
         target=device.name,
@@ -157,7 +157,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
     require_replaceable(slot, "export", path, path.with_name(f"{path.name}.data"), known=[taken.fold_json])
     return _Plan(
         options=options,
-        asked=(*(["-o", str(onnx)] if onnx else []), *options.words()),
+        options_given=(*(["-o", str(onnx)] if onnx else []), *options.words()),
         run=taken,
         folded=folded,
         overridden=overridden,
@@ -345,7 +345,7 @@ def _artefact(
         made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
         verdict="failed" if against else verdict_of([graph.links[0], *typed.links]),
         unverified=plan.overridden,
-        options=plan.asked,
+        options=plan.options_given,
         variant=plan.variant.name,
         target=plan.device.name,
         architecture=plan.device.architecture,

@@ -44,7 +44,7 @@ class _Plan(NamedTuple):
     arch: Architecture
     run: run_folder.Run
     folder: Path
-    asked: tuple[str, ...]
+    options_given: tuple[str, ...]
     overridden: tuple[str, ...]
 
 
@@ -89,7 +89,7 @@ def save_by(options: SaveOptions, run: str | Path | None = None, *, progress: Pr
             made_by=made_by(plan.arch.library, "torch"),
             verdict=verdict_of(links),
             unverified=plan.overridden,
-            options=plan.asked,
+            options=plan.options_given,
             arch=plan.arch.name,
             payload=weights,
             other_files=tuple(others),

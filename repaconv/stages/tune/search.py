@@ -738,7 +738,7 @@ class Candidates:
             return Trial(start, (), tuple(tries))
         graphs, precision = self._graphs(device), start.precision
         newest = int8_for(device, start.quantizer).opset(device.newest) if precision == "int8" else device.newest
-        usable = chosen(device.kept(tuple(graphs.rewrites), precision), newest, precision).rewrites
+        usable = chosen(device.rewrites_for(tuple(graphs.rewrites), precision), newest, precision).rewrites
         fit = tuple(rewrite.name for rewrite in usable)
         usual = default_rewrites(device, self.source_model.folded.called)
         default = tuple(name for name in fit if name in usual)

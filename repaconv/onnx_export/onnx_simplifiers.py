@@ -63,6 +63,7 @@ def simplify(
                 raise ValueError(f"it wrote operators of {', '.join(sorted(strange))}")
             restore_names(smaller, model)
             _drop_empty_last_inputs(smaller)
+            _keep_metadata(smaller, model)
             check(smaller)
             link = compare(smaller)
         except ImportError:
@@ -118,6 +119,12 @@ def _drop_empty_last_inputs(model: onnx.ModelProto) -> None:
     for node in model.graph.node:
         while node.input and not node.input[-1]:
             node.input.pop()
+
+
+def _keep_metadata(smaller: onnx.ModelProto, model: onnx.ModelProto) -> None:
+    """Give the simplified graph the metadata of the original one: onnxsim adds lists of all nodes that it changed."""
+    del smaller.metadata_props[:]
+    smaller.metadata_props.extend(model.metadata_props)
 
 
 def not_run_link(note: str) -> Link:

@@ -189,17 +189,17 @@ class PeakMemory:
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:
         self._process, self._before = process, 0
-        self._told = False
+        self._was_reset = False
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
         with suppress(OSError):
             process.joinpath("clear_refs").write_text("5", "utf-8")  # resets the peak to the current value
             self._before = self._bytes("VmHWM")
-            self._told = True
+            self._was_reset = True
 
     def peak(self) -> int | None:
         """Return the additional peak memory in bytes so far; None if the system does not report it."""
-        return max(0, self._bytes("VmHWM") - self._before) if self._told else None
+        return max(0, self._bytes("VmHWM") - self._before) if self._was_reset else None
 
     def _bytes(self, name: str) -> int:
         """Read a value in KiB from Linux's status file."""

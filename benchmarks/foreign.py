@@ -1,10 +1,10 @@
 """Trained graphs of other makers: each beside what `repaconv fold` makes of it, as a user types both.
 
-    python benchmarks/foreign.py FILE.onnx[@HxW] ...
+    python benchmarks/foreign.py FILE.onnx[@HxW] ... [-o rows.jsonl]
 
 The graphs are whoever's they are: text detectors and recognisers, classifiers, what packages bring along. `@HxW` is the
-image size where that is free. A row for each is appended to `benchmarks/results/foreign.jsonl`, known by the file's
-hash; it wants a quiet machine.
+image size where that is free. A row for each is printed, and with -o appended to a file, for the documentation to
+`benchmarks/results/foreign.jsonl`; it is known by the file's hash. It wants a quiet machine.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ import repaconv
 from repaconv.benchmark.cpu_isa_level import isa_level
 from repaconv.benchmark.machine_fingerprint import cpu_model
 from repaconv.core.files import sha256_of
-
-RESULTS = Path(__file__).parent / "results" / "foreign.jsonl"
 
 
 def row_of(given: Path, size: tuple[int, int] | None) -> dict[str, Any]:
@@ -46,14 +44,17 @@ def main() -> None:
     """One after the other."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("graphs", nargs="+", metavar="FILE.onnx[@HxW]")
-    for word in options.parse_args().graphs:
+    options.add_argument("-o", "--out", type=Path)
+    given = options.parse_args()
+    for word in given.graphs:
         name, _, size = word.partition("@")
         height, _, width = size.partition("x")
         sizes = (int(height), int(width or height)) if size else None
         row = {**row_of(Path(name), sizes), "cpu": cpu_model(), "family": isa_level("x86_64")}
         sys.stdout.write(json.dumps(row) + "\n")
-        with RESULTS.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        if given.out:
+            with given.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

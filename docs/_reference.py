@@ -232,7 +232,7 @@ def codes() -> str:
     rows = sorted({(code, exits, hint) for path in PACKAGE.rglob("*.py") for code, exits, hint in _raised(path)})
     head = "# Exit codes and error codes\n\n| Exit code | Meaning |\n|---|---|\n| 0 | done and verified |\n"
     head += "| 1 | a gate failed |\n| 2 | usage or configuration |\n| 3 | environment |\n| 4 | input refused |\n"
-    head += "| 5 | inconclusive |\n| 130, 143 | interrupted by Ctrl-C, by SIGTERM |\n\n"
+    head += "| 5 | inconclusive |\n| 130, 143, 129 | interrupted by Ctrl-C, by SIGTERM, by SIGHUP |\n\n"
     head += "Scripts may rely on the error code (`--format json`, `errors[].code`). The sentences may change.\n\n"
     head += (
         "`...` is a value that the message fills in, such as a name or a path. An error without a hint has its message "

@@ -171,7 +171,7 @@ def test_a_folder_that_is_given_by_dots_has_its_own_name(tmp_path, monkeypatch, 
 
 def test_a_new_recipe_says_what_it_is_of_and_is_valid(tiny, tmp_path, repaconv):
     code, out, err = repaconv("new-recipe", tiny)
-    assert (code, out) == (0, "tiny.toml\n")
+    assert (code, out) == (0, "recipe written: tiny.toml\n")
     assert "next repaconv run tiny.toml" in err
     text = Path("tiny.toml").read_text()
     assert 'method = "riformer"' in text

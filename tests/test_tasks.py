@@ -636,6 +636,13 @@ def detector(tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize("steps", [3, 10])
+def test_the_shapes_are_trained_for_a_few_steps(steps):
+    made = shapes()
+    net = made.trained("segmenter", made.made(4, 0), steps=steps, seed=0, batch=2)
+    assert all(weight.isfinite().all() for weight in net.parameters())
+
+
 def folded(detector, **options):
     return rc.fold(
         detector / "detector.pth", arch=f"{SHAPES}:detector", settings={"image_size": "64"}, measure=False, **options

@@ -234,7 +234,7 @@ def trained(kind: str, data: Examples, *, steps: int, seed: int, batch: int = BA
     torch.manual_seed(seed)
     net = NETWORKS[kind]().train()
     optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=max(0.1, 2 / steps))
     images, chance = torch.from_numpy(data.inputs), np.random.default_rng(seed)
     for _ in range(steps):
         places = chance.choice(len(images), batch, replace=False)

@@ -203,7 +203,7 @@ def trained(kind: str, data: Shapes, *, steps: int, seed: int, batch: int = BATC
     torch.manual_seed(seed)
     net = (Detector if kind == "detector" else Segmenter)().train()
     optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=max(0.1, 2 / steps))
     images, masks = torch.from_numpy(data.images), torch.from_numpy(data.masks).long()
     targets = _targets(data.boxes)
     chance = np.random.default_rng(seed)

@@ -222,7 +222,7 @@ app = _Commands(
     help="Fold a trained vision network exactly into its fastest inference-time form; verify, export and benchmark it.",
     epilog="Start: repaconv fold FILE. Each command prints the one that usually comes next. Without a file: "
     "repaconv demo.\n\nExit codes: 0 done and verified, 1 a gate failed, 2 usage, 3 environment, 4 input refused, "
-    "5 inconclusive, 130 interrupted, 143 by SIGTERM.",
+    "5 inconclusive, 130 interrupted (by SIGTERM 143, by SIGHUP 129).",
 )
 
 

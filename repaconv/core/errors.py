@@ -127,7 +127,7 @@ class Inconclusive(RepaconvError):
 
 
 class Interrupted(RepaconvError):
-    """The user pressed Ctrl-C (exit 130), or another signal ended the command (128 and its number: SIGTERM 143)."""
+    """The user pressed Ctrl-C (exit 130), or another signal ended the command: SIGTERM (143) or SIGHUP (129)."""
 
     exit_code = 130
 

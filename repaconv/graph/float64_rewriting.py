@@ -14,6 +14,7 @@ from repaconv.graph.element_type_conversion import as_float32, element_types, re
 from repaconv.graph.graph_without_weights import EXTERNAL_LOCATION, MOST_KEPT_ENTRIES, mark_as_external
 from repaconv.graph.model_rewriting import read, rewrite, write_like
 from repaconv.graph.onnx_files import subgraphs_of
+from repaconv.graph.operator_facts import HALVES
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 FLOAT, DOUBLE = 1, 11
 """ONNX data types float32 and float64."""
-FLOATS = (FLOAT, 10, 16)
-"""ONNX data types float32, float16 and bfloat16."""
-WIDER = dict.fromkeys(FLOATS, DOUBLE)
+NARROW_FLOATS = (FLOAT, *HALVES)
+"""ONNX data types of floats narrower than float64: float32, float16 and bfloat16."""
+WIDER = dict.fromkeys(NARROW_FLOATS, DOUBLE)
 """Maps each of these data types to float64."""
 
 Weights = Mapping[str, "ir.TensorProtocol"]
@@ -181,7 +182,7 @@ def is_float64_convertible(model: onnx.ModelProto) -> bool:
     All its floating-point numbers must be float32, all its operators must compute in float64, and nothing that it
     computes of constants and sizes alone may depend on how float32 rounds.
     """
-    others = {*FLOATS, DOUBLE} - {FLOAT}
+    others = {*NARROW_FLOATS, DOUBLE} - {FLOAT}
     if model.functions or not others.isdisjoint(element_types(model.graph)) or unsupported(model, WIDER):
         return False
     if any(map(subgraphs_of, model.graph.node)):

@@ -19,7 +19,7 @@ import numpy as np
 
 from repaconv.core.thread_pool import thread_pool
 from repaconv.engines.contract import Array, Feeds, Session
-from repaconv.graph.float64_rewriting import DOUBLE, FLOATS, WIDER, Weights, converted
+from repaconv.graph.float64_rewriting import DOUBLE, NARROW_FLOATS, WIDER, Weights, converted
 from repaconv.graph.operator_facts import REDUCTIONS
 from repaconv.verification.float64_operators import own_operators
 from repaconv.verification.model_runners import load_onnx
@@ -142,7 +142,7 @@ class ReferenceEvaluation:
 
         self._weights = {weight.name: weight for weight in model.graph.initializer}
         self._apart = weights
-        kinds = (*FLOATS, DOUBLE)
+        kinds = (*NARROW_FLOATS, DOUBLE)
         self._bytes = 8 * sum(prod(weight.dims) for weight in model.graph.initializer if weight.data_type in kinds)
         self._kept = kept_constants(model, WIDER)
         evaluator = ReferenceEvaluator(widened(with_initializers(model, ())), new_ops=own_operators())
@@ -271,7 +271,7 @@ class ReferenceEvaluation:
         if self._converted is not None and name in self._converted:
             return self._converted[name]
         array = self._apart[name].numpy() if name in self._apart else numpy_helper.to_array(self._weights[name])
-        if name not in self._kept and self._weights[name].data_type in FLOATS:
+        if name not in self._kept and self._weights[name].data_type in NARROW_FLOATS:
             array = array.astype(np.float64)
         if self._converted is not None:
             self._converted[name] = array

@@ -46,7 +46,7 @@ def show_recipe_run(done: RecipeRun | NewRecipe) -> None:
     if isinstance(done, RecipeRun):
         _recipe_run(done)
         return
-    stdout().print(plain(done.recipe))
+    stdout().print(f"recipe written: {plain(done.recipe)}")
     for problem in done.problems:
         stdout().print(f"[yellow]to be corrected:[/] {plain(problem)}")
 

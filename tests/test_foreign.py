@@ -165,6 +165,38 @@ def test_a_node_that_reads_what_is_not_computed_is_named_by_its_output(tmp_path)
         rc.fold(tmp_path / "net.onnx")
 
 
+def test_nodes_in_any_order_are_sorted(tmp_path):
+    """ONNX Runtime loads them in any order, too; a branch reads a value of the graph around it."""
+    weights = {"w": (4, 3, 1, 1), "v": (4, 4, 1, 1), "yes": np.array(True)}
+    rows = [("Conv", "x w", "a", {}), ("Conv", "a v", "b", {}), ("Neg", "b", "c", {}), ("Add", "c b", "d", {})]
+    named = {"x": (TensorProto.FLOAT, [1, 3, 8, 8])}, {"d": (TensorProto.FLOAT, [1, 4, 8, 8])}
+    path = small_graphs.saved(tmp_path / "net.onnx", rows, weights, *named)
+    model = onnx.load(path)
+    nodes = [helper.make_node("Abs", ["n"], ["t"]), helper.make_node("Neg", ["a"], ["n"])]
+    branch = helper.make_graph(nodes, "branch", [], [helper.make_value_info("t", onnx.TypeProto())])
+    nodes = [
+        helper.make_node("If", ["yes"], ["e"], then_branch=branch, else_branch=branch),
+        *reversed(model.graph.node),
+    ]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.graph.output.append(helper.make_tensor_value_info("e", TensorProto.FLOAT, [1, 4, 8, 8]))
+    onnx.save(model, path)
+    assert rc.fold(path).verdict == "passed"
+    assert rc.estimate(path, target="x86-64").high_ms > 0
+
+
+def test_nodes_in_a_circle_are_no_graph(tmp_path):
+    nodes = [("Add", "x b", "a", {}), ("Neg", "a", "b", {}), ("Relu", "a", "y", {})]
+    made = [helper.make_node(kind, read.split(), [write]) for kind, read, write, _ in nodes]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 8, 8])] for name in "xy"]
+    model = helper.make_model(helper.make_graph(made, "g", *ends), opset_imports=[helper.make_opsetid("", 20)])
+    onnx.save(model, tmp_path / "net.onnx")
+    for stage in rc.fold, rc.estimate:
+        with pytest.raises(Refused, match="Add, which computes a, reads b, which is no input"):
+            stage(tmp_path / "net.onnx")
+
+
 def test_the_reason_of_an_error_of_onnx_runtime_is_told_without_the_place_in_its_source():
     said = (
         "[ONNXRuntimeError] : 1 : FAIL : Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/helper.h:47 "

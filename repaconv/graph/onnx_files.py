@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
     if (not model.graph.node and not model.opset_import) or not _names_are_text(model):
         raise _unreadable(path)
     clear_dynamic_sizes(model)
+    sort_nodes(model)
     shorten_default_domain(model)
     return model
 
@@ -92,6 +95,26 @@ def shorten_default_domain(model: onnx.ModelProto) -> None:
             for node in part.node:
                 if node.domain in DEFAULT_DOMAIN:
                     node.ClearField("domain")
+
+
+def sort_nodes(model: onnx.ModelProto) -> None:
+    """Move each node after those whose outputs it reads, in place, as ONNX requires; sorted graphs are not changed.
+
+    ONNX Runtime loads graphs in any order, so that tools write them. Where nodes read each other in a circle, the order
+    remains.
+    """
+    for part in all_graphs(model.graph):
+        made_by = {name: place for place, node in enumerate(part.node) for name in node.output if name}
+        after = {
+            place: {made_by[name] for name in names_read(node) if name in made_by}
+            for place, node in enumerate(part.node)
+        }
+        if all(place > first for place, before in after.items() for first in before):
+            continue
+        with suppress(CycleError):
+            nodes = [part.node[place] for place in TopologicalSorter(after).static_order()]
+            del part.node[:]
+            part.node.extend(nodes)
 
 
 def spell_out_erfc(model: onnx.ModelProto) -> None:

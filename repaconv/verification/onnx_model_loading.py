@@ -21,6 +21,7 @@ from repaconv.graph.onnx_files import (
     opset_of,
     require_inside,
     shorten_default_domain,
+    sort_nodes,
     spell_out_erfc,
     tensors_of,
 )
@@ -100,6 +101,7 @@ def loaded(path: Path) -> onnx.ModelProto:
     require_input_shapes(path, model)
     try:
         shorten_default_domain(model)
+        sort_nodes(model)
         if model.functions:  # a call counts as one node, whatever it computes
             model = inline_local_functions(model)
         spell_out_erfc(model)

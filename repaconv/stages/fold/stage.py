@@ -82,16 +82,16 @@ def fold(
     arguments = renamed(arguments, FoldOptions)
     example = arguments.pop("example", None)
     known = {name: arguments.pop(name) for name in tuple(arguments) if name in _FILE_OPTIONS}
-    given = validated(FoldOptions, {"settings": known.pop("settings", None)}).settings or {}
+    options = {name: value for name, value in known.items() if name not in ("overrule", "progress")}
+    checked = validated(FoldOptions, options)
+    known |= {name: getattr(checked, name) for name in options}
+    given = known.pop("settings", None) or {}
     settings = {**given, **{name: setting_text(value) for name, value in arguments.items()}}
     if isinstance(checkpoint, (str, Path)) and example is not None:
         raise UsageProblem(
             "example is an input of a live module, and this is a file.", hint="Leave it out.", code="usage.live"
         )
     if isinstance(checkpoint, (str, Path)):
-        options = {name: value for name, value in known.items() if name not in ("overrule", "progress")}
-        checked = validated(FoldOptions, options)
-        known |= {name: getattr(checked, name) for name in options}
         checkpoint = local_path(checkpoint)
     if known.get("task"):
         task_named(known["task"])  # refuses an unknown one

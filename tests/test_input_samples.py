@@ -187,6 +187,25 @@ def test_a_function_of_numbers_above_one_is_given_those():
     assert all(link.verdict == "passed" for link in rc.verify().links)
 
 
+def test_a_graph_that_is_finite_on_pixels_only_runs_on_those(repaconv):
+    """As HVI-CIDNet is: the sine of the largest channel gets an exponent that is no integer."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["largest"], axes=[1]),
+        helper.make_node("Sin", ["largest"], ["sine"]),
+        helper.make_node("Pow", ["sine", "power"], ["scale"]),
+        helper.make_node("Mul", ["n", "scale"], ["y"]),
+    ]
+    write(nodes, {}, {"y": (F, ["N", 4, 8, 8])}, {"power": np.array(0.3, np.float32)}, opset=17)
+    found = rc.fold("net.onnx")
+    assert (found.verdict, found.sizes.unit) == ("passed", True)
+    assert found.changes
+    assert "seeded inputs from 0 to 1, as others give NaN or infinity" in found.links[0].note
+    for command in (["export"], ["verify"], ["compare", "net.onnx", "repaconv-out/net/net.folded.onnx"]):
+        assert repaconv(*command)[0] == 0
+    write([node("Identity", "n")], {}, {"y": (F, ["N", 4, 8, 8])})
+    assert not rc.fold("net.onnx", force=True).sizes.unit
+
+
 @pytest.mark.parametrize("reader", ["Conv", "Pad", "MatMul", "BatchNormalization", "Mul"])
 def test_a_dynamic_dimension_that_a_weight_decides_has_its_size(reader):
     """The channels of an image in a graph of which all sizes are dynamic, last in what a MatMul reads."""

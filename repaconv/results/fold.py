@@ -85,6 +85,8 @@ class Sizes(Record):
             1; with 1 they are all 1.
         held: Inputs that have the same values in every inference, by name: those of the sample given with ``--inputs``
             that are integers or have at most 16 numbers. Empty without a sample.
+        unit: Whether random inputs are from 0 to 1, as pixels are, since the graph gives NaN or infinity on normally
+            distributed ones.
     """
 
     usual: dict[str, int] = Field(default={})
@@ -94,6 +96,7 @@ class Sizes(Record):
     gain: float = 1.0
     below: int = 1
     held: dict[str, Any] = Field(default={})
+    unit: bool = False
 
 
 Batch = int | Literal["dynamic"]

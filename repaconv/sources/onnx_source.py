@@ -488,10 +488,8 @@ def _call_feeds(
 ) -> Feeds:
     from repaconv.verification.probe_inputs import random_call
 
-    sizes = {**folded.sizes.usual, **(free or {})}
-    return random_call(
-        model, sizes, [seed, at], gain=folded.sizes.gain, below=folded.sizes.below, held=folded.sizes.held
-    )
+    sizes, own = {**folded.sizes.usual, **(free or {})}, folded.sizes
+    return random_call(model, sizes, [seed, at], gain=own.gain, below=own.below, held=own.held, unit=own.unit)
 
 
 def _image_at(model: onnx.ModelProto, folded: GraphFold, seed: int, at: int, size: ImageSize | None) -> np.ndarray:

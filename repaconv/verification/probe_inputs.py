@@ -68,6 +68,9 @@ PROBE_GAINS = (4.0, 32.0, 0.1)
 UNMASKED_GAIN = 2.0**-10
 """Factor on floating-point inputs at which nothing overflows: what is infinite there too is hidden by a mask."""
 
+UNIT_RANGE = " from 0 to 1, as others give NaN or infinity"
+"""How links describe ``unit`` inputs."""
+
 FURTHER_GAINS = (1.0, 4.0, 32.0, 256.0, 0.1, 2048.0) * 6
 """Gains of further inputs, tried if an output of integers or booleans was constant on all probes, to make it change."""
 
@@ -83,13 +86,13 @@ class Input:
 
 
 def random_values(
-    inputs: list[Input], sizes: Sizes, seed: int | list[int], gain: float, below: int
+    inputs: list[Input], sizes: Sizes, seed: int | list[int], gain: float, below: int, *, unit: bool = False
 ) -> dict[str, Array]:
     """Sample all inputs of one call; dynamic dimensions that are not in ``sizes`` are 1."""
     generator = np.random.default_rng(seed)
     shapes = {one.name: tuple(sizes.get(d, 1) if isinstance(d, str) else d for d in one.dims) for one in inputs}
     return {
-        one.name: one.draw(shapes[one.name], one.dtype, generator, gain=gain, below=below, sizes=sizes)
+        one.name: one.draw(shapes[one.name], one.dtype, generator, gain=gain, below=below, unit=unit, sizes=sizes)
         for one in inputs
     }
 
@@ -107,6 +110,7 @@ class Search:
         wanted: Number of size assignments to find.
         problem: The last error of the runtime, as a line.
         cause: The error itself.
+        unit: Whether what would be normal random inputs are numbers from 0 to 1, as pixels are.
         lengths: The first shape of each output that was seen, by the output's name and the input shapes.
     """
 
@@ -118,6 +122,7 @@ class Search:
     wanted: int = WANTED_ASSIGNMENTS
     problem: str = ""
     cause: Exception | None = None
+    unit: bool = False
     lengths: dict[Any, tuple[int, ...]] = field(default_factory=dict)
 
     def assignments(self) -> list[Sizes]:
@@ -177,7 +182,7 @@ class Search:
 
     def random_call(self, sizes: Sizes, seed: int, gain: float) -> dict[str, Array]:
         """Sample the inputs of one call with these sizes."""
-        return random_values(self.inputs, sizes, seed, gain, self.below)
+        return random_values(self.inputs, sizes, seed, gain, self.below, unit=self.unit)
 
     def usual_sizes(self, found: list[Sizes]) -> Sizes:
         """Return sizes as in ordinary use: batch 1, and for the others those in the graph's metadata or common ones.
@@ -198,8 +203,16 @@ class Search:
         return found[0]
 
     def gain(self, sizes: Sizes) -> float:
-        """Return the first gain at which all outputs are finite."""
-        return next((gain for gain in USUAL_GAINS if self._finite(self.random_call(sizes, 0, gain))), 1.0)
+        """Return the first gain at which all outputs are finite.
+
+        Without one, the inputs become ``unit`` if all outputs are finite on those: the graph may have a logarithm of
+        pixels.
+        """
+        found = next((gain for gain in USUAL_GAINS if self._finite(self.random_call(sizes, 0, gain))), None)
+        if found is None:
+            self.unit = True
+            self.unit = self._finite(self.random_call(sizes, 0, 1.0))
+        return found or 1.0
 
     def more(
         self, plain: tuple[dict[str, Array], ...], found: list[Sizes], usual: float, still: set[str]
@@ -279,7 +292,7 @@ class Search:
         fixed = [f"{name} {some[0]}" for name, some in values.items() if len(some) == 1]
         parts = [f"dynamic sizes: {'; '.join(varied)}"] if varied else []
         parts += [f"runs at one size alone: {'; '.join(fixed)}"] if fixed else []
-        return "; ".join(["ONNX Runtime, seeded inputs", *parts])
+        return "; ".join([f"ONNX Runtime, seeded inputs{UNIT_RANGE * self.unit}", *parts])
 
 
 def _is_masked_alike(one: Array, other: Array) -> bool:
@@ -328,6 +341,7 @@ class Probes:
         below: Upper bound of integers without known meaning; one of `INTEGER_BOUNDS`.
         seed: Seed of the first probe with another gain; the next ones follow it.
         held: Inputs with fixed values, as nested lists.
+        unit: See `Search`.
     """
 
     plain: tuple[dict[str, Array], ...]
@@ -339,6 +353,7 @@ class Probes:
     below: int
     seed: int
     held: Mapping[str, Any] = field(default_factory=dict)
+    unit: bool = False
 
     @cached_property
     def feeds(self) -> tuple[dict[str, Array], ...]:
@@ -353,7 +368,8 @@ class Probes:
             seed: Seed of the random generator.
             gain: Factor on the usual gain.
         """
-        return random_call(model, self.usual, seed, gain=self.gain * gain, below=self.below, held=self.held)
+        gain *= self.gain
+        return random_call(model, self.usual, seed, gain=gain, below=self.below, held=self.held, unit=self.unit)
 
     def calls_of_other_gains(self, model: onnx.ModelProto) -> dict[float, dict[str, Array]]:
         """Sample inputs of the usual sizes for every gain of `PROBE_GAINS`, by gain."""
@@ -392,7 +408,8 @@ def probes(
             still, usually = _integer_outputs(model) - input_independent_outputs(model), search.usual_sizes(found)
             plain = tuple(search.random_call(sizes, seed, gain) for seed, sizes in enumerate(found))
             more = partial(search.more, plain, found, gain, still)
-            return Probes(plain, more, search.description(found), usually, found[0], gain, below, len(found))
+            text, unit = search.description(found), search.unit
+            return Probes(plain, more, text, usually, found[0], gain, below, len(found), unit=unit)
     why = Unrunnable(search.problem, [one.name for one in inputs], _suspects(model, inputs, search.problem))
     raise why from search.cause
 
@@ -429,8 +446,8 @@ def _probes_from_sample(
     gain, still = search.gain(sizes), _integer_outputs(model) - input_independent_outputs(model)
     plain = (first, *(search.random_call(sizes, seed, gain) for seed in (1, 2)))
     more = partial(search.more, plain, [sizes], gain, still)
-    text = "ONNX Runtime, the sample that was given, and random inputs of its sizes"
-    return Probes(plain, more, text, sizes, sizes, gain, INTEGER_BOUNDS[-1], 1, held)
+    text = f"ONNX Runtime, the sample that was given, and random inputs of its sizes{UNIT_RANGE * search.unit}"
+    return Probes(plain, more, text, sizes, sizes, gain, INTEGER_BOUNDS[-1], 1, held, search.unit)
 
 
 def _suspects(model: onnx.ModelProto, inputs: list[Input], problem: str) -> list[str]:
@@ -451,6 +468,7 @@ def random_call(
     gain: float,
     below: int,
     held: Mapping[str, Any] = MappingProxyType({}),
+    unit: bool = False,
 ) -> dict[str, Array]:
     """Sample the inputs of one call.
 
@@ -461,8 +479,9 @@ def random_call(
         gain: See `Probes`.
         below: See `Probes`.
         held: See `Probes`.
+        unit: See `Probes`.
     """
-    return random_values(_inputs(model, held), sizes, seed, gain, below)
+    return random_values(_inputs(model, held), sizes, seed, gain, below, unit=unit)
 
 
 def _inputs(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({})) -> list[Input]:

@@ -296,6 +296,7 @@ class Draw:
         *,
         gain: float,
         below: int,
+        unit: bool = False,
         sizes: Mapping[str, int] = MappingProxyType({}),
     ) -> Array:
         """Sample the values of the input.
@@ -306,6 +307,7 @@ class Draw:
             generator: The random generator.
             gain: Factor on the deviation of normal distributions.
             below: Upper bound of integers without known meaning; one of `INTEGER_BOUNDS`.
+            unit: Whether numbers from 0 to 1 replace normal ones.
             sizes: Sizes of the graph's dynamic dimensions, by name.
         """
         if self.value is not None and (found := self.value(sizes, shape, dtype)) is not None:
@@ -313,8 +315,8 @@ class Draw:
         if dtype.kind == "O":
             return np.asarray(generator.choice(self.words, shape)).astype(object)
         if dtype.kind == "f" and self.index is None and not self.mask:
-            if self.range is not None:
-                low, high = self.range
+            if self.range is not None or unit:
+                low, high = self.range or (0.0, 1.0)
                 return np.asarray(low + (high - low) * _uniform(shape, generator)).astype(dtype)
             return np.asarray(self.mean + gain * self.deviation * _normal(shape, generator)).astype(dtype)
         if self.index is not None:

@@ -14,10 +14,11 @@ from onnx import TensorProto, numpy_helper
 
 import repaconv as rc
 from repaconv.core.errors import GateFailed, Refused
+from repaconv.core.files import read_artefact
 from repaconv.graph import float64_rewriting
 from repaconv.graph import model_rewriting as graphs
 from repaconv.graph.element_type_conversion import retyped
-from repaconv.results import Tolerance
+from repaconv.results import GraphFold, Tolerance
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.verification import evaluated_graph, rounding
 from repaconv.verification.comparison import Comparison, PerNeighborhood, run_both
@@ -322,6 +323,39 @@ def test_a_graph_of_which_nothing_could_be_compared_is_refused(repaconv):
     assert "changes too little between the inputs" in err
     assert "--inputs FILE.npz" in err
     assert not Path("repaconv-out").exists()
+
+
+def test_a_fold_of_which_nothing_could_be_compared_is_written_with_force_as_not_verified(repaconv):
+    """Numbers of an empty batch, of a norm over one channel, and beside an infinite constant; also of an old opset."""
+    wide = [*TWO, ("Mul", "z g", "y")]
+    infinite = [*TWO, ("Add", "z g", "y")]
+    norm = [*TWO, ("ReduceMean", "z", "m", {"axes": [1]}), ("Sub", "z m", "c"), ("Add", "c g", "y")]
+    one = {"w": normal(4, 4), "v": normal(4, 1)}
+    for number, (rows, weights, opset) in enumerate(
+        [
+            (wide, WEIGHTS | {"g": normal(4)}, 17),
+            (infinite, WEIGHTS | {"g": np.full(4, -np.inf)}, 17),
+            (norm, one | {"g": normal(1)}, 17),
+            (norm, one | {"g": normal(1)}, 12),
+        ]
+    ):
+        given = {"x": (F, (0 if rows is wide else 3, 4))}
+        model = net_of(rows, weights, given, {"y": F})
+        model.opset_import[0].version = opset
+        onnx.save(model, "open.onnx")
+        out = f"run{number}"
+        code, _, err = repaconv("fold", "open.onnx", "-o", out)
+        assert (code, "fold.not-proved" in err, "--force" in err, Path(out).exists()) == (4, True, True, False)
+        code, said, _ = repaconv("fold", "open.onnx", "-o", out, "--force")
+        assert code == 5
+        assert "overridden: fold not verified" in said
+        found = read_artefact(Path(out, "fold.json"), GraphFold)
+        assert found.changes
+        assert (found.verdict, found.unverified) == ("not verified", ("fold not verified",))
+        assert found.options[-1] == "--force"
+        assert rc.verify(out).unverified == rc.export(out).unverified == found.unverified
+    with pytest.raises(Refused, match="no output"):  # a run's own folder is no permission
+        rc.fold("open.onnx", out="run3", force=True, overrule=False)
 
 
 def test_a_graph_that_is_dead_for_random_numbers_is_folded_on_inputs_that_are_given(repaconv):

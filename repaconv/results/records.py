@@ -738,7 +738,8 @@ class Artefact(Record):
         made_by: The versions of repaconv and of the packages that the result depends on, by the name of the package.
         verdict: ``passed`` or ``failed``; ``not verified`` if something was to be compared and nothing could be shown.
         unverified: The failed checks that ``--allow-unverified`` overrode here or in an earlier step, e.g. ``verify
-            failed``, and the settings that contradict the checkpoint; empty if there are none.
+            failed``, the settings that contradict the checkpoint, and ``fold not verified`` if no output of the fold
+            could be compared; empty if there are none.
         options: The arguments and options of the command as they would be typed, without those that are defaults. Empty
             in results that no options decide (``training``, ``report``, ``runs-report``, ``collect``).
         other_files: The files that belong to this result besides ``payload`` and ``data``. Of a fold also files outside

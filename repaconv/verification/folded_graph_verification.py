@@ -87,6 +87,22 @@ if TYPE_CHECKING:
 GIVEN, FOLDED = "original ONNX", "ONNX folded"
 OLDEST_IN_FULL = 7
 """The oldest opset of which ONNX Runtime has all operators."""
+
+
+class NothingCompared(Refused):
+    """No output of the two graphs could be compared; ``links`` have the reasons (exit 4)."""
+
+    def __init__(self, source: Path, links: tuple[Link, ...]) -> None:
+        super().__init__(
+            f"no output of {source} could be compared: {links[0].note if links else 'it has none'}.",
+            hint="Nothing was verified, so nothing was written. Give inputs on which the outputs differ with --inputs "
+            "FILE.npz, or a graph whose outputs are tensors of numbers that depend on its inputs. --force writes the "
+            "fold as not verified.",
+            code="fold.not-proved",
+        )
+        self.links = links
+
+
 UNDECIDED = ("rounding_too_large", "constant_output")
 """Reasons of a link that leave open whether two outputs are equal; see also `_rounding_may_choose`."""
 
@@ -115,7 +131,7 @@ def verification_links(
         few: Compare one input of each size only, at the usual gain and in FP32 alone.
 
     Raises:
-        Refused: If the original graph does not run, or if nothing could be compared.
+        Refused: If the original graph does not run, or if nothing could be compared (`NothingCompared`).
     """
     from repaconv.verification.probe_inputs import Unrunnable
 
@@ -129,12 +145,7 @@ def verification_links(
     except Unrunnable as error:
         raise unrunnable(source, before.model, error) from error
     if not any(link.verdict in ("passed", "failed") for link in links):
-        raise Refused(
-            f"no output of {source} could be compared: {links[0].note if links else 'it has none'}.",
-            hint="Nothing was verified, so nothing was written. Give inputs on which the outputs differ with --inputs "
-            "FILE.npz, or a graph whose outputs are tensors of numbers that depend on its inputs.",
-            code="fold.not-proved",
-        )
+        raise NothingCompared(source, links)
     links += _links_in_half_precision(source, before, after) if labels[1] == FOLDED else ()
     for graph in (before, after):
         graph.single.close()

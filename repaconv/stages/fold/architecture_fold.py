@@ -29,7 +29,7 @@ from repaconv.sources.named_architectures import Architecture, Built, built, com
 from repaconv.sources.source_model import TRAINING
 from repaconv.sources.ultralytics_networks import PACKAGE
 from repaconv.stages.fold.options import FoldOptions
-from repaconv.stages.fold.rounding_reverts import compared_with_reverts
+from repaconv.stages.fold.rounding_reverts import compared_with_reverts, forced_fields
 from repaconv.stages.fold.speed_reverts import fold_with_reverts
 from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.stages.shared.result_provenance import made_by, with_files
@@ -211,6 +211,7 @@ def fold_network_by(
     *,
     known: Known | None = None,
     found: Checkpoint | None = None,
+    overrule: bool | None = None,
     progress: Progress = silent,
 ) -> NetworkFold:
     """Fold a network of a named architecture into a run.
@@ -223,6 +224,7 @@ def fold_network_by(
             user's own Python file is executed.
         known: The network that was recognized by its tensors, if ``arch`` was not given by the user.
         found: The weights, if they were read already.
+        overrule: See `repaconv.stages.fold.onnx_fold.fold_onnx_by`.
         progress: See `Progress`.
 
     Raises:
@@ -238,11 +240,12 @@ def fold_network_by(
     module = doubled(plan.built.module, shape)
     exported, by, link = _exported(module, plan.built.input_name, shape, names)
     progress("fold", 0, 0)
-    given, kept, links = _kept_fold(plan, exported, progress)
-    links = (link, *links)
+    unverified, words = options.force if overrule is None else overrule, options.words()
+    given, kept, links = _kept_fold(plan, exported, progress, unverified=unverified)
     taken = measured_properties(plan.found.path, given, kept.graph)
     left = (*kept.reverts.messages, *parts_not_folded(kept.graph.model))
-    record = recorded(given, kept.graph, kept.changes, links, taken, left)
+    record = recorded(given, kept.graph, kept.changes, (link, *links), taken, left)
+    record |= {"options": words, **forced_fields(kept, links, words)}
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
     with lock_folder(plan.run.folder):
         write_payload(target, partial(write_model, kept.graph.model))
@@ -277,7 +280,9 @@ def _exported(
     return exported, by, _exported_link(module, exported, name, shape, names)
 
 
-def _kept_fold(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[Evaluated, Kept, tuple[Link, ...]]:
+def _kept_fold(
+    plan: _Plan, exported: onnx.ModelProto, progress: Progress, *, unverified: bool
+) -> tuple[Evaluated, Kept, tuple[Link, ...]]:
     """The exported graph in float32, what is kept of its fold, which is computed in float64, and its comparison."""
 
     def fold(taken_back: tuple[str, ...]) -> Folded:
@@ -289,7 +294,7 @@ def _kept_fold(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tu
     kept = again()
     if not kept.changes:
         return given, kept, ()
-    return given, *compared_with_reverts(plan.found.path, kept, given, given, fold, again)
+    return given, *compared_with_reverts(plan.found.path, kept, given, given, fold, again, unverified=unverified)
 
 
 def _exporting(plan: _Plan, exported: onnx.ModelProto, parameters: int) -> Exporting:
@@ -302,7 +307,6 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
     folder = plan.run.folder
     return NetworkFold(
         made_by={**made_by("torch", "onnx", "onnx-ir", "onnxruntime"), **plan.built.versions},
-        options=plan.options.words(),
         origin=plan.found.origin,
         settings=dict(plan.options.settings or {}),
         task=task_named(plan.options.task) if plan.options.task else None,

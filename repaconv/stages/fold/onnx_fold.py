@@ -26,7 +26,7 @@ from repaconv.sources.fold_size_reverts import Kept
 from repaconv.sources.graph_fold_record import GraphProperties, measured_properties, recorded
 from repaconv.sources.onnx_source import UpgradedGraph, with_supported_opset
 from repaconv.stages.fold.options import FoldOptions
-from repaconv.stages.fold.rounding_reverts import compared_with_reverts
+from repaconv.stages.fold.rounding_reverts import compared_with_reverts, forced_fields
 from repaconv.stages.fold.speed_reverts import fold_with_reverts
 from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.stages.shared.preset_choice import GraphPreset, choose_preset, require_known_preset
@@ -44,7 +44,9 @@ ANY_SIZE = (224, 224)
 """Image size (height, width) assumed until the graph was run."""
 
 
-def fold_onnx_by(options: FoldOptions, path: str | Path, *, progress: Progress = silent) -> GraphFold:
+def fold_onnx_by(
+    options: FoldOptions, path: str | Path, *, overrule: bool | None = None, progress: Progress = silent
+) -> GraphFold:
     """Fold an ONNX graph into a run: ``<stem>.folded.onnx`` and ``fold.json``.
 
     If nothing folds, the original graph is written and verified like any other, so that later stages can use it.
@@ -53,6 +55,8 @@ def fold_onnx_by(options: FoldOptions, path: str | Path, *, progress: Progress =
         path: The graph; its external weights are in the same folder.
         options: The options. ``out`` is the run folder, or an .onnx file to which the folded graph is also written.
             ``settings`` may describe the preprocessing.
+        overrule: Write a fold of which no output can be compared, as not verified; every later result then records it.
+            The value of ``force`` when None.
         progress: See `Progress`.
 
     Raises:
@@ -68,13 +72,16 @@ def fold_onnx_by(options: FoldOptions, path: str | Path, *, progress: Progress =
     refold = partial(folded, plan.source, raised.graph.model)
     again = partial(fold_with_reverts, given, raised.graph, refold, measured=options.measure, progress=progress)
     kept = again()
-    raised = raised.verified(plan.source, given) if kept.changes else raised
+    unverified = options.force if overrule is None else overrule
+    raised = raised.verified(plan.source, given, unverified=unverified) if kept.changes else raised
     kept = Kept(given, ()) if raised.left else kept
     links: tuple[Link, ...] = ()
     if kept.changes:
         progress("compare under ONNX Runtime", 0, 0)
-        kept, links = compared_with_reverts(plan.source, kept, given, raised.graph, refold, again)
-    links = (*raised.links, *links) if kept.changes else _unchanged_links(plan, given)
+        kept, links = compared_with_reverts(
+            plan.source, kept, given, raised.graph, refold, again, unverified=unverified
+        )
+    links = links if kept.changes else _unchanged_links(plan, given)
     progress("compare in float64", 0, 0)
     taken = measured_properties(plan.source, given, kept.graph)
     with lock_folder(plan.run.folder):
@@ -220,13 +227,13 @@ def _artefact(
     beside = [payload_of(plan.copied, plan.run.folder)] if plan.copied else []
     images, classes = _images(plan, taken)
     left = (*raised.left, *kept.reverts.messages, *parts_not_folded(kept.graph.model))
-    record = recorded(raised.graph, kept.graph if kept.changes else raised.graph, kept.changes, links, taken, left)
+    every = (*raised.links, *links) if kept.changes else links
+    record = recorded(raised.graph, kept.graph if kept.changes else raised.graph, kept.changes, every, taken, left)
     record["nodes"] = len(given.model.graph.node), len(kept.graph.model.graph.node)  # not the converter's nodes
-    record["operators"] = operators_of(kept.graph.model)
+    record["operators"], options = operators_of(kept.graph.model), plan.options.words()
     return GraphFold(
         made_by=made_by("onnx", "onnx-ir", "onnxruntime"),
         other_files=tuple(beside),
-        options=plan.options.words(),
         origin=_origin(plan),
         settings=dict(plan.options.settings or {}),
         task=task_named(plan.options.task) if plan.options.task else None,
@@ -241,7 +248,7 @@ def _artefact(
         opset=opset_of(plan.model),
         payload=payload_of(plan.run.folder / plan.payload, plan.run.folder),
         reverted=kept.reverts.names,
-        **record,
+        **{"options": options, **record, **forced_fields(kept, links, options)},
     )
 
 

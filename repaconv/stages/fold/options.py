@@ -39,7 +39,8 @@ class FoldOptions(Options):
     force: Annotated[
         bool,
         Option(
-            "Replace a run folder made from another checkpoint; accept settings that contradict the checkpoint.",
+            "Replace a run folder made from another checkpoint; accept settings that contradict the checkpoint, and a "
+            "fold of which no output can be compared.",
             recorded=False,
             panel=OUTPUT,
         ),

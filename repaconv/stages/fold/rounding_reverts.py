@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.results import Link
@@ -19,7 +20,12 @@ from repaconv.rewrites.fold.fold_barriers import PREFIX
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, Refold, Reverts, refold_without, revert_harmful
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.folded_graph_verification import not_equal, rounds_worse, verification_links
+from repaconv.verification.folded_graph_verification import (
+    NothingCompared,
+    not_equal,
+    rounds_worse,
+    verification_links,
+)
 from repaconv.verification.numerical_cancellation import small_values
 from repaconv.verification.rounding import MEASURED_TIMES
 
@@ -37,7 +43,14 @@ ROUNDS_WORSE_REASON = f"with it the graph rounds by more than {MEASURED_TIMES} t
 
 
 def compared_with_reverts(
-    source: Path, fold: Kept, given: Evaluated, before: Evaluated, refold: Refold, again: Again
+    source: Path,
+    fold: Kept,
+    given: Evaluated,
+    before: Evaluated,
+    refold: Refold,
+    again: Again,
+    *,
+    unverified: bool = False,
 ) -> tuple[Kept, tuple[Link, ...]]:
     """Return the fold without the reverted steps, and its comparison with the original; no links if no change remains.
 
@@ -48,11 +61,18 @@ def compared_with_reverts(
         before: The graph that is folded: the original, possibly converted to a newer opset.
         refold: Folds the graph again without some of the rewrites.
         again: See `Again`.
+        unverified: Return the fold also if nothing can be compared.
 
     Raises:
         GateFailed: If a fold computes something else.
+        Refused: If nothing can be compared.
     """
-    links = _compared(source, fold, given)
+    try:
+        links = _compared(source, fold, given)
+    except NothingCompared as error:
+        if not unverified:
+            raise
+        return fold, error.links
     if _passes(links):
         return fold, links
 
@@ -85,6 +105,19 @@ def compared_with_reverts(
         fold = other if other.changes and not evaluate(other).why else fold
     kept = revert_harmful(fold, given, refold, evaluate)
     return kept, _compared(source, kept, given)
+
+
+def forced_fields(fold: Kept, links: Sequence[Link], options: Sequence[str]) -> dict[str, Any]:
+    """Fields of the result of a fold of which nothing could be compared, with ``--force``; empty for other folds.
+
+    Args:
+        fold: The fold.
+        links: Its comparison with the original.
+        options: The options that the result records otherwise.
+    """
+    if not fold.changes or any(link.verdict != "not verified" for link in links):
+        return {}
+    return {"verdict": "not verified", "unverified": ("fold not verified",), "options": (*options, "--force")}
 
 
 def _compared(source: Path, fold: Kept, given: Evaluated) -> tuple[Link, ...]:

@@ -150,7 +150,8 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
         )
     given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule")}
     options = FoldOptions(**{**given, "settings": settings or None, "preset": str(given.get("preset", "default"))})
-    return fold_onnx_by(options, path, progress=arguments.get("progress", silent))
+    overrule, progress = arguments.get("overrule"), arguments.get("progress", silent)
+    return fold_onnx_by(options, path, overrule=overrule, progress=progress)
 
 
 def _fold_network(
@@ -177,7 +178,8 @@ def _fold_network(
         )
     given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule", "preset")}
     options = FoldOptions(**{**given, "settings": settings or None})
-    return fold_network_by(options, path, known=known, found=read, progress=arguments.get("progress", silent))
+    overrule, progress = arguments.get("overrule"), arguments.get("progress", silent)
+    return fold_network_by(options, path, known=known, found=read, overrule=overrule, progress=progress)
 
 
 def _given_options(arguments: Mapping[str, Any], *names: str) -> str:

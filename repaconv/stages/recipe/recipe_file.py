@@ -201,7 +201,11 @@ class Recipe(Record):
         default=None, description="What the network is for; decides by what lower precision is evaluated."
     )
     method: str = Field(default="auto", description="Method of the checkpoint, or auto to recognize it.")
-    force: bool = Field(default=False, description="Accept settings that contradict the checkpoint; results record it.")
+    force: bool = Field(
+        default=False,
+        description="Accept settings that contradict the checkpoint, and a fold of which no output can be compared; "
+        "results record it.",
+    )
     weights: str | None = Field(
         default=None, description="Set of weights to read, if the file has several, e.g. model_ema."
     )

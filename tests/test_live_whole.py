@@ -467,8 +467,8 @@ def test_modules_and_calls_in_inference_mode():
     ("model", "code", "words"),
     [
         (lambda: nn.Sequential(nn.LazyConv2d(4, 3)), "live.meta", "a lazy layer"),
-        (lambda: torch.jit.trace(nn.Conv2d(3, 4, 3), torch.ones(1, 3, 8, 8)), "live.script", "TorchScript"),
-        (lambda: nn.Sequential(torch.jit.script(nn.Conv2d(3, 4, 3))), "live.script", "or holds one"),
+        (lambda: torch.jit.trace(nn.Conv2d(3, 4, 3), torch.ones(1, 3, 8, 8)), "live.script", "is a TorchScript module"),
+        (lambda: nn.Sequential(torch.jit.script(nn.Conv2d(3, 4, 3))), "live.script", "0 of this Sequential is"),
         (lambda: 3, "usage.live", "an object of the type int is neither a file nor a torch.nn.Module"),
         (lambda: {"a": torch.ones(1)}, "usage.live", "of the type dict is neither"),
     ],

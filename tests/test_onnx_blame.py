@@ -121,6 +121,17 @@ def test_the_weight_of_a_product_fits_its_input_or_is_named(node, weight, wrong)
     assert bool(said) == wrong
 
 
+def test_a_size_that_has_no_name_is_a_question_mark():
+    """ONNX calls it unk__0."""
+    rows = [helper.make_node("Reshape", ["x", "s"], ["r"]), helper.make_node("MatMul", ["r", "w"], ["y"])]
+    ends = [[helper.make_tensor_value_info(name, F, shape)] for name, shape in (("x", ("N", "M")), ("y", None))]
+    weights = {"s": np.array([0, -1, 4]), "w": np.zeros((5, 6), np.float32)}
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph([*rows, helper.make_node("Identity", ["y"], ["z"])], "net", *ends, tensors)
+    said = misfit(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+    assert said == "MatMul that computes y cannot multiply r [N, ?, 4] by w [5, 6]"
+
+
 def test_of_a_transposed_convolution_the_first_axis_is_that_of_the_input():
     for shape, wrong in (((3, 4, 3, 3), False), ((4, 3, 3, 3), True)):
         model = write(

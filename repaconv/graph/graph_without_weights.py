@@ -59,11 +59,16 @@ def correct_shapes(model: onnx.ModelProto) -> None:
 
 
 def shapes_from_inputs(model: onnx.ModelProto) -> dict[str, tuple[int | str | None, ...]]:
-    """Return the shapes of all values that follow from those of inputs and weights, whatever the file declares."""
+    """Return the shapes of all values that follow from those of inputs and weights, whatever the file declares.
+
+    A dynamic dimension has the name that it has in an input; one that ONNX makes up a name for has none.
+    """
     bare = _without_declared_shapes(model)
+    named = {dim for value in bare.graph.input for dim in dims_of(value)}
     inferred = (value for value in (*bare.graph.input, *_inferred(bare)) if value.type.tensor_type.HasField("shape"))
     return {weight.name: tuple(weight.dims) for weight in bare.graph.initializer} | {
-        value.name: dims_of(value) for value in inferred
+        value.name: tuple(dim if isinstance(dim, int) or dim in named else None for dim in dims_of(value))
+        for value in inferred
     }
 
 

@@ -69,10 +69,13 @@ def _require_foldable(module: nn.Module) -> None:
             hint="Give the path of a checkpoint or an ONNX file, or a module with its weights loaded.",
             code="usage.live",
         )
-    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+    scripted = (name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule))
+    if (name := next(scripted, None)) is not None:
         raise Refused(
-            f"this {kind} is a TorchScript module, or holds one; its calls cannot be traced.",
-            hint="Fold the module that it was made from, then script or trace the folded one.",
+            f"{f'{name} of ' * bool(name)}this {kind} is a TorchScript module; its calls cannot be traced.",
+            hint="Build the network with the Python module that it was made from, fold that, then script or trace it."
+            if name
+            else "Fold the module that it was made from, then script or trace the folded one.",
             code="live.script",
         )
     tensors = [*module.parameters(), *module.buffers()]

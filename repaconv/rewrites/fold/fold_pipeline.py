@@ -26,6 +26,7 @@ from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.max_pools_in_series import POOLS_IN_SERIES
 from repaconv.rewrites.fold.restored_operators import FINISH
 from repaconv.rewrites.fold.shared_weights import KEEP_SHARED, UNSHARE
+from repaconv.rewrites.fold.space_to_depth_convolutions import SPACE_TO_DEPTH
 from repaconv.rewrites.fold.stacked_branches import UNSTACK
 from repaconv.rewrites.fold.unread_tokens import READ_TOKENS
 
@@ -71,6 +72,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     LAYER_NORM,
     INSTANCE_NORM,
     KEEP_SUMS,
+    SPACE_TO_DEPTH,
     CONVOLUTION,
     UNSTACK,
     AFFINE,

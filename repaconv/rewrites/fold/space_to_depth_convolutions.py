@@ -1,0 +1,178 @@
+"""space-to-depth: let a convolution read an image itself, not the channels into which its pixels were rearranged.
+
+    z[c, p](i) = x[c](r i + p),  0 <= p < r along each axis:    W * z = V * x of stride r,    V[c](r t + p) = W[c, p](t)
+
+Blocks of r x r pixels become channels in Focus (YOLOv5, YOLOX), which slices every second row and column, and in
+`nn.PixelUnshuffle`. A convolution of these channels is one of the image, with r times the kernel, stride and padding
+and as many products: zeros around the blocks are zeros around the image.
+
+Where a Reshape, Transpose or SpaceToDepth rearranges, only 1x1 convolutions are moved: OpenVINO is slower at the larger
+kernels than at its own operator.
+
+Source: Ultralytics' YOLOv5 v6.0, whose Focus became a convolution with a kernel of 6x6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from repaconv.algebra.convolution_kernels import Kernel
+from repaconv.graph.index_selections import EVERYTHING, slice_positions, slices
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read_once, made_by, nodes_of
+from repaconv.graph.operator_facts import VIEWS
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import Size, as_numbers, shaped_like, sizes
+from repaconv.graph.view_chains import view_of_chain
+from repaconv.results import Change
+from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from repaconv.graph.tensor_views import View
+
+
+class _Blocks(NamedTuple):
+    """An image whose pixels became channels, block by block.
+
+    Attributes:
+        image: The image.
+        lengths: The length of a block along each axis.
+        channels: For each channel: the channel of the image, and the place of the pixel in its block.
+    """
+
+    image: ir.Value
+    lengths: tuple[int, ...]
+    channels: list[tuple[int, ...]]
+
+
+def apply(model: ir.Model) -> Iterator[Change]:
+    """Let every convolution of rearranged pixels read the image, if nothing else reads those; in place."""
+    for node in nodes_of(model, "Conv"):
+        x, kernel = node.inputs[0], kernel_of(node)
+        if x is None or kernel is None or kernel.groups > 1 or min(kernel.pads) < 0 or not is_read_once(x):
+            continue
+        if any(taps.step != 1 for taps in kernel.taps):
+            continue
+        blocks = _sliced(x) or (_rearranged(x) if kernel.is_pointwise else None)
+        if blocks is None:
+            continue
+        new = _of_image(kernel, blocks)
+        write = Writer(model, node)
+        parts = [write.constant(part) for part in (new.weight, new.bias) if part is not None]
+        out = shaped_like(write("Conv", blocks.image, *parts, **new.attributes), node.outputs[0])
+        write.replace(node.outputs[0], out)
+        sides = ["x".join(map(str, each.weight.shape[2:])) for each in (kernel, new)]
+        description = f"{sides[0]} on blocks of pixels -> {sides[1]} with stride {'x'.join(map(str, new.strides))}"
+        yield Change(rewrite=SPACE_TO_DEPTH.name, place=node.name or "", description=description)
+
+
+def _of_image(kernel: Kernel, blocks: _Blocks) -> Kernel:
+    """The convolution of the image that computes the same as that of its blocks."""
+    out, _, *taps = kernel.weight.shape
+    width = 1 + max(channel for channel, *_ in blocks.channels)
+    weight = np.zeros((out, width, *(tap * length for tap, length in zip(taps, blocks.lengths, strict=True))))
+    for number, (channel, *places) in enumerate(blocks.channels):
+        every = [slice(place, None, length) for place, length in zip(places, blocks.lengths, strict=True)]
+        index: tuple[Any, ...] = (slice(None), channel, *every)
+        weight[index] = kernel.weight[:, number]
+    pads = [pad * length for pad, length in zip(kernel.pads, blocks.lengths * 2, strict=True)]
+    strides = [stride * length for stride, length in zip(kernel.strides, blocks.lengths, strict=True)]
+    return Kernel.convolution(weight, kernel.bias, strides=strides, pads=pads)
+
+
+# --- A Concat of slices, each of every r-th pixel.
+
+
+def _sliced(value: ir.Value) -> _Blocks | None:
+    """The image of which a Concat has every pixel of a block once, as slices; None for other values."""
+    concat = made_by(value, "Concat")
+    if concat is None or attribute(concat, "axis", 0) not in (1, 1 - len(sizes(value) or ())):
+        return None
+    parts = [_strided(part) for part in concat.inputs if part is not None]
+    image, _, lengths = parts[0] or (None, (), ())
+    width = (sizes(image) or (None, None))[1]
+    if image is None or not isinstance(width, int) or prod(lengths) < 2:
+        return None
+    starts = [part[1] for part in parts if part is not None and (part[0], part[2]) == (image, lengths)]
+    if len(starts) < len(parts) or sorted(starts) != sorted(product(*map(range, lengths))):
+        return None
+    return _Blocks(image, lengths, [(channel, *start) for start in starts for channel in range(width)])
+
+
+def _strided(value: ir.Value) -> tuple[ir.Value, tuple[int, ...], tuple[int, ...]] | None:
+    """The source of a chain of Slices, and first pixel and stride along each axis of an image; None for others."""
+    rank, along = len(sizes(value) or ()), dict[int, tuple[int, int]]()
+    while (node := made_by(value, "Slice")) is not None and (x := node.inputs[0]) is not None:
+        shape = sizes(x)
+        parts = [constant(each) for each in node.inputs[1:]]
+        if shape is None or any(part is None for part in parts):
+            return None
+        for axis, part in slices([part.reshape(-1).tolist() for part in parts if part is not None], rank):
+            first = _first_place(part, shape[axis])
+            if first is None or axis < 2 or axis in along:
+                return None
+            along[axis] = first, part.step
+        value = x
+    pairs = [along.get(axis, (0, 1)) for axis in range(2, rank)]
+    return value, tuple(first for first, _ in pairs), tuple(stride for _, stride in pairs)
+
+
+def _first_place(part: slice, length: Size) -> int | None:
+    """The first place of a slice to the end of an axis; None if it ends or begins elsewhere, or goes backwards."""
+    known = isinstance(length, int)
+    places = slice_positions(part, length if isinstance(length, int) else EVERYTHING)
+    if not places or part.step < 1 or places.start >= part.step or not (known or part.stop >= EVERYTHING):
+        return None
+    return None if known and places[-1] + part.step < length else places.start
+
+
+# --- Views that move pixels into channels, and the operator for it.
+
+
+def _rearranged(value: ir.Value) -> _Blocks | None:
+    """The image of which a view, or a SpaceToDepth, has the pixels of each block as channels; None for others."""
+    node = made_by(value, "SpaceToDepth")
+    if node is not None and (image := node.inputs[0]) is not None:
+        length, width = int(attribute(node, "blocksize", 1)), (sizes(image) or (None, None))[1]
+        if not isinstance(width, int):
+            return None
+        places = product(range(length), range(length), range(width))
+        return _Blocks(image, (length, length), [(channel, *place) for *place, channel in places])
+    chain = [value]
+    while (node := made_by(chain[-1], *VIEWS)) is not None and (before := node.inputs[0]) is not None:
+        chain.append(before)
+        view = view_of_chain(chain)
+        blocks = _blocks_of_view(view) if view is not None else None
+        if blocks is not None:
+            return blocks
+    return None
+
+
+def _blocks_of_view(view: View) -> _Blocks | None:
+    """The blocks of a view whose channels are those of an image times the pixels of a block; None for other views."""
+    if len(view.of) != len(view.axes) or len(view.of) < 3 or view.axes[0] != view.of[0]:
+        return None
+    pairs = list(zip(view.of[2:], view.axes[2:], strict=True))
+    inner = [factors[len(blocks) :] for factors, blocks in pairs]
+    channels = (*view.of[1], *(factor for factors in inner for factor in factors))
+    apart = as_numbers(view.size[factor] for factor in channels)
+    if any(factors[: len(blocks)] != blocks for factors, blocks in pairs) or {*channels} != {*view.axes[1]}:
+        return None
+    lengths = [as_numbers(view.size[factor] for factor in factors) for factors in (view.of[1], *inner)]
+    whole = tuple(prod(length) for length in lengths if length is not None)
+    if apart is None or len(whole) < len(lengths) or prod(whole[1:]) < 2:
+        return None
+    order = np.arange(prod(whole)).reshape(apart).transpose([channels.index(factor) for factor in view.axes[1]])
+    places = np.stack(np.unravel_index(order.reshape(-1), whole), axis=1)
+    return _Blocks(view.source, whole[1:], [tuple(place) for place in places.tolist()])
+
+
+SPACE_TO_DEPTH = Rewrite(
+    "space-to-depth", "convolutions of slices of every r-th pixel, and 1x1 convolutions of rearranged blocks", apply
+)

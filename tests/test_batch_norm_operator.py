@@ -53,6 +53,24 @@ def test_a_division_and_images_of_three_axes():
     assert kinds(rows) == ["Sin", "Unsqueeze", "BatchNormalization"]
 
 
+@pytest.mark.parametrize(
+    "reader",
+    [("Conv", "c k", "y", PADDED), ("GlobalAveragePool", "c", "y"), ("MaxPool", "c", "y", {"kernel_shape": [2, 2]})],
+    ids=lambda row: row[0],
+)
+def test_two_numbers_before_a_convolution_or_pool(reader):
+    """As the learned scale and shift of PP-OCRv4; nothing else says what the axis of channels is."""
+    rows = [("Sin", "x", "a"), ("Mul", "a 2", "b"), ("Add", "b 2", "c")]
+    assert kinds([*rows, reader], folds=[BATCH_NORM]) == ["Sin", "BatchNormalization", reader[0]]
+
+
+def test_two_numbers_that_are_a_weight_stay():
+    rows = [("Sin", "x", "a"), ("Mul", "a 2", "b"), ("Add", "b 2", "c"), ("Conv", "e c", "y")]
+    weights = {**CHANNELS, "e": RANDOM.standard_normal((1, 4, 6, 5))}
+    after, _ = rewritten(graph(rows, weights, {"x": SHAPE}), [BATCH_NORM])
+    assert [node.op_type for node in after.graph.node] == ["Sin", "Mul", "Add", "Conv"]
+
+
 OTHERS = {
     "numbers": [("Mul", "a 2", "b"), ("Add", "b 2", "y")],
     "last axis": [("Mul", "a l", "b"), ("Add", "b l", "y")],

@@ -2,7 +2,8 @@
 
 Keras writes BatchNorm as Mul and Add. Those before an activation (DenseNet, ResNet V2, NASNet) stay. ONNX Runtime runs
 convolutions in a layout of its own, from and to which it converts around a Mul or Add of a constant; a
-BatchNormalization runs in that layout, and takes the activation with it.
+BatchNormalization runs in that layout, and takes the activation with it. Two numbers that scale and shift all channels
+are such an operator where a convolution or a pool reads the image (PP-OCRv4, before convolutions with padding).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 TYPES = ("FLOAT", "DOUBLE", "FLOAT16")
 """Element types for which ONNX Runtime has BatchNormalization."""
 
+IMAGE_READERS = ("Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool")
+
 
 def apply(model: ir.Model) -> Iterator[Change]:
     """Write BatchNormalization for every scale of channels that only a shift reads; in place."""
@@ -39,13 +42,18 @@ def apply(model: ir.Model) -> Iterator[Change]:
         with np.errstate(over="ignore"):
             if not np.isfinite(scale.astype(first.x.dtype.numpy())).all():
                 continue  # BatchNormalization multiplies its mean, 0, by the scale
-        if (scale == scale[0]).all() and (shift == shift[0]).all():
+        if (scale == scale[0]).all() and (shift == shift[0]).all() and not _is_image(added.outputs[0]):
             continue  # two numbers: the axis of channels is not known
         write = Writer(model, added)
         write.replace(added.outputs[0], write_batchnorm(write, first.x, scale, shift))
         description = f"{node.op_type}, {added.op_type} -> BatchNormalization"
         yield Change(rewrite=BATCH_NORM.name, place=node.name or "", description=description)
     clean(model)
+
+
+def _is_image(value: ir.Value) -> bool:
+    """Whether a convolution or a pool reads a value, so that axis 1 is that of channels."""
+    return any(place == 0 and user.domain == "" and user.op_type in IMAGE_READERS for user, place in value.uses())
 
 
 BATCH_NORM = Rewrite("batch-norm", "a scale of the channels of an image that only a shift reads", apply)

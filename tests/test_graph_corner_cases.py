@@ -157,6 +157,31 @@ def test_the_shift_of_a_norm_that_is_added_in_a_branch_stays_there():
     folded(model_of(text, w=np.ones(4, np.float32), b=normal(4)), *calls)
 
 
+# --- constants
+
+
+@pytest.mark.parametrize(
+    ("text", "opset"),
+    [
+        ("LRN <size = 3, alpha = 0.5> (w)", 18),
+        ("BatchNormalization (w, m, m, m, v)", 13),
+        ("MaxPool <kernel_shape = [3, 3], pads = [2, 0, 2, 1], strides = [3, 2]> (w)", 18),
+        ("AveragePool <kernel_shape = [3, 3], pads = [1, 0, 1, 2], ceil_mode = 1, strides = [2, 2]> (w)", 18),
+        ('ConvTranspose <group = 2, kernel_shape = [2, 2], auto_pad = "VALID"> (w, k, m)', 18),
+    ],
+)
+def test_what_an_operator_makes_of_a_constant_is_what_the_runtime_makes_of_it(text, opset):
+    model = model_of(
+        f"(float[1, 4, 1, 1] x) => (float[a, b, c, d] y) {{ t = {text} y = Add(t, x) }}",
+        opset,
+        w=normal(1, 4, 5, 6),
+        k=normal(4, 2, 2, 2),
+        m=normal(4),
+        v=np.abs(normal(4)) + 1,
+    )
+    folded(model, {"x": normal(1, 4, 1, 1)})
+
+
 # --- inputs and outputs
 
 

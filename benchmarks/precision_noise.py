@@ -4,8 +4,9 @@
 
 The noise and the limits of repaconv/verification/tolerances.py rest on this. Nets: the five that benchmarks/train made,
 on the images that they never saw, and nets with seeded random weights, on random images, whose leads are small
-everywhere. Each is typed in every precision, int8 both ways, and judged against its float32 graph as export does. int8
-is also broken: half the bits of the weights cut off, or one layer's scale twice what it was written with.
+everywhere. Each is typed in every precision, int8 both ways, and judged against its float32 graph as export does: INT8
+for another architecture runs as it is written. int8 is also broken: half the bits of the weights cut off, or one
+layer's scale twice what it was written with.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZED
 from repaconv.results import MethodFold
 from repaconv.sources.verified_onnx_export import runnable
-from repaconv.stages.shared.lower_precision import to_precision
+from repaconv.stages.shared.lower_precision import loader_for, to_precision
 from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.input_batches import Inputs, npz_inputs, random_inputs
-from repaconv.verification.model_runners import image_model
+from repaconv.verification.model_runners import Images, image_model
 from repaconv.verification.tolerances import POLICY_VERSION, tolerance
 
 TRAINED = models.FOLDER
@@ -114,14 +115,15 @@ def rows_of(net: Net) -> Iterator[dict[str, Any]]:
     expected = [reference.run(images) for images in net.judging]
     for precision in ("fp16", "bf16", "int8", "int8, symmetric"):
         kind = precision.partition(",")[0]
-        typed, _ = to_precision(net.model, kind, net.calibrating, load_target(TARGETS.get(precision, "x86-64")))
+        target = load_target(TARGETS.get(precision, "x86-64"))
+        typed, _ = to_precision(net.model, kind, net.calibrating, target)
         ways = {"sound": typed}
         if kind == "int8":
             for break_it in (half_the_bits, scale_off_by_2):
                 (broken := onnx.ModelProto()).CopyFrom(typed)
                 ways[break_it.__name__.replace("_", " ")] = break_it(broken)
         for way, model in ways.items():
-            session = image_model(runnable(model, kind).SerializeToString())
+            session = Images(loader_for(target.architecture, kind)(runnable(model, kind).SerializeToString()))
             compared = Comparison(precision, tolerance(kind, decides="pyra" in net.name))
             for images, right in zip(net.judging, expected, strict=True):
                 compared.add({"logits": session.run(images)}, {"logits": right})

@@ -15,8 +15,9 @@ from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 
 def pool(name, size, value="x", **attributes):
-    """A row of `graph`: a MaxPool of stride 1 with a square window, which pads by half of it."""
-    return "MaxPool", value, name, {"kernel_shape": [size, size], "pads": [size // 2] * 4} | attributes
+    """A row of `graph`: a MaxPool of stride 1 with a square window, which pads by half of it, as PyTorch writes it."""
+    written = {"kernel_shape": [size, size], "pads": [size // 2] * 4, "strides": [1, 1], "dilations": [1, 1]}
+    return "MaxPool", value, name, written | attributes
 
 
 def same(name, *sizes, how="SAME_UPPER"):

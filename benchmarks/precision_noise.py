@@ -5,8 +5,8 @@
 The noise and the limits of repaconv/verification/tolerances.py rest on this. Nets: the five that benchmarks/train made,
 on the images that they never saw, and nets with seeded random weights, on random images, whose leads are small
 everywhere. Each is typed in every precision, int8 both ways, and judged against its float32 graph as export does: INT8
-for another architecture runs as it is written. int8 is also broken: half the bits of the weights cut off, or one
-layer's scale twice what it was written with.
+for another architecture runs as it is written, and that for x86-64 has weights of 7 bits where this CPU has no VNNI.
+int8 is also broken: half the bits of the weights cut off, or one layer's scale twice what it was written with.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from onnx import numpy_helper
 
 import repaconv
 from repaconv import models
+from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.core import plugins
 from repaconv.core.files import canonical_json
 from repaconv.methods.nondeep.published_models import example_meta
@@ -159,7 +160,7 @@ def main() -> None:
                 print(row, flush=True)
         os.chdir("/")
     if out:
-        out.write_text(canonical_json({"policy": POLICY_VERSION, "rows": rows}))
+        out.write_text(canonical_json({"policy": POLICY_VERSION, "machine": fingerprint(()), "rows": rows}))
 
 
 if __name__ == "__main__":

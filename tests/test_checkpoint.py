@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import pickle
@@ -217,6 +218,7 @@ def test_what_is_no_checkpoint_says_what_it_is(tmp_path, tiny):
         ("page", b"<!doctype html><html>", "checkpoint.type", "web page"),
         ("lfs", b"version https://git-lfs.github.com/spec/v1\n", "checkpoint.type", "git lfs pull"),
         ("text", b"hello", "checkpoint.type", "not a checkpoint"),
+        ("c.pth.gz", gzip.compress(whole), "checkpoint.type", "compressed by gzip, so decompress it first"),
         ("pickle", pickle.dumps({"a": 1}), "checkpoint.type", "torch.save"),
         ("s.safetensors", b'\x40\0\0\0\0\0\0\0{"a":', "checkpoint.truncated", "truncated"),
     ):
@@ -259,6 +261,10 @@ def test_unsound_weights_are_named(tmp_path, tiny_weights):
         warnings.simplefilter("ignore")  # torch is giving them up; their files stay
         quantised = torch.quantize_per_tensor(torch.ones(5), 0.1, 0, torch.qint8)
     assert "_rebuild_qtensor" in refused(with_(head__fc__bias=quantised), "checkpoint.global-in-weights")
+    for other, how in ((torch.ones(5).to_sparse(), "to_dense()"), (torch.ones(5, device="meta"), "no numbers")):
+        with pytest.raises(Refused, match=r"c\.pth: head\.fc\.bias is not a plain tensor") as found:
+            read_checkpoint(with_(head__fc__bias=other))
+        assert how in found.value.hint
     del tiny_weights["backbone.network.2.1.mlp.fc2.bias"]
     assert "network.2.1.mlp.fc2.bias" in refused(with_(), "checkpoint.missing-keys")
 

@@ -156,7 +156,7 @@ def test_what_only_its_own_code_can_read_is_refused(written):
     with pytest.raises(Refused) as refused:
         read_checkpoint(path)
     assert refused.value.code == "checkpoint.global-in-weights"
-    assert "['1'] is not a tensor; reading it requires whole_net.Sealed, which is not run." in refused.value.message
+    assert "1 is not a plain tensor; reading it requires whole_net.Sealed, which is not run." in refused.value.message
     path = written("from whole_net import Net, Sealed\nmodule = Net()\nkept = Sealed(2, 2)")
     with pytest.raises(Refused, match=r"holds no weights; it holds whole_net.Sealed, which need their code"):
         read_checkpoint(path)

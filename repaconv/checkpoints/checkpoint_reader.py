@@ -49,6 +49,12 @@ COUNTERS = ("steps", "n_averaged", "num_updates", "decay")
 # Keys of other states of the training, which hold tensors too.
 OPTIMIZER = re.compile("optim(?!al)")
 NO_WEIGHTS = re.compile(f"{OPTIMIZER.pattern}|sched|scaler|message_hub")
+PLAIN_TENSORS = {
+    "rebuild_qtensor": "tensor.dequantize(), or those before quantization",
+    "rebuild_sparse": "tensor.to_dense()",
+    "rebuild_meta": "load the weights before saving, for this has a shape and no numbers",
+}
+"""How to make plain tensors of others, by a part of the name of the function that reads them."""
 SCALARS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 DEEPEST_NESTING = 4
 """Maximum nesting depth of the mapping that holds the weights."""
@@ -323,9 +329,11 @@ def _only_tensors(path: Path, place: str, found: Mapping[str, Any]) -> dict[str,
     for name, value in found.items():
         if isinstance(value, (Placeholder, type)):
             what = getattr(value, "qualified_name", "") or "a class"
+            where = "" if place == "." else f" of {place}"
+            how = next((f": {how}" for kind, how in PLAIN_TENSORS.items() if kind in what), "")
             raise Refused(
-                f"{path}: {place}[{name!r}] is not a tensor; reading it requires {what}, which is not run.",
-                hint="Save the weights as plain tensors, preferably as .safetensors.",
+                f"{path}: {name}{where} is not a plain tensor; reading it requires {what}, which is not run.",
+                hint=f"Save the weights as plain tensors{how}, preferably as .safetensors.",
                 code="checkpoint.global-in-weights",
             )
     return {name: value for name, value in found.items() if isinstance(value, Tensor) and not _is_counter(name, value)}

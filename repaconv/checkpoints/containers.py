@@ -404,6 +404,16 @@ def _inside(path: Path) -> str:
     return f"Give the file, e.g. {files[0]}." if files else "Give the .pth, .pt, .bin or .safetensors file."
 
 
+COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"7z\xbc\xaf": "7-Zip",
+}
+"""Programs that compress files, by the first bytes of what they write."""
+
+
 def _what_it_looks_like(head: bytes) -> str:
     if head.startswith(b"version https://git-lfs"):
         return "it is a git-lfs pointer, so run `git lfs pull` first"
@@ -419,6 +429,8 @@ def _what_it_looks_like(head: bytes) -> str:
         return "it is a pickle that torch.save did not write"
     if (head[:1] == b"\x08" and b"onnx" in head.lower()) or b"pytorch" in head[:64]:
         return "it looks like an ONNX model"
+    if program := next((program for start, program in COMPRESSED.items() if head.startswith(start)), ""):
+        return f"it is compressed by {program}, so decompress it first"
     return f"it begins with {head[:8]!r}"
 
 

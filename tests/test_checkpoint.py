@@ -180,6 +180,10 @@ def test_sets_prefixes_and_averages(tmp_path, tiny_weights):
     assert other.tensors.keys() == found.tensors.keys()
     assert torch.equal(other.tensors["head.fc.bias"], average["head.fc.bias"])
     refused("a.pth", "checkpoint.weights", weights="model")
+    torch.save(tiny_weights, "bare.pth")
+    with pytest.raises(Refused) as bare:
+        read_checkpoint("bare.pth", "model")
+    assert bare.value.hint == "It has one set without a name: leave --weights out."
     torch.save({"first": tiny_weights, "second": average}, "b.pth")
     assert "first, second" in refused("b.pth", "checkpoint.ambiguous")
     for order in ("student", "teacher"), ("teacher", "student"):  # a dict's order is no rule
@@ -224,6 +228,8 @@ def test_what_is_no_checkpoint_says_what_it_is(tmp_path, tiny):
     ):
         (tmp_path / name).write_bytes(content)
         assert words in refused(tmp_path / name, code)
+    (tmp_path / "net.onnx").write_bytes(b"\x08\x09\x3a\x01")
+    assert "looks like an ONNX model" in refused(tmp_path / "net.onnx", "checkpoint.type")
     with zipfile.ZipFile(tmp_path / "net.pt2", "w") as file:
         file.writestr("net/models/model.json", "{}")
     assert "program of torch.export" in refused(tmp_path / "net.pt2", "checkpoint.type")

@@ -59,6 +59,9 @@ def test_weights_beside_the_graph_are_taken(tmp_path):
     assert rc.inspect_file(path).problems == ()
     (tmp_path / "w.bin").unlink()
     assert rc.inspect_file(path).problems == ("its weights 'w.bin' are not there",)
+    for stage in (load_onnx, rc.fold, lambda path: rc.compare(path, path)):
+        with pytest.raises(Refused, match=r"refers to weights in w\.bin, which is not there"):
+            stage(path)
 
 
 def test_weights_beside_the_graph_that_are_cut_off_are_to_be_copied_again(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -154,7 +155,8 @@ def test_what_to_save_is_valid_python_whatever_inputs_are_called(coded, repaconv
     np.savez("call.npz", code=coded["code"])
     assert hint in repaconv("fold", "net.onnx", "--inputs", "call.npz")[2]
     Path("text.npz").write_text("x")
-    for name, said in (("text.npz", "not a zip archive"), ("gone.npz", "is not there")):
+    os.mkfifo("pipe.npz")
+    for name, said in (("text.npz", "not a zip archive"), ("gone.npz", "is not there"), ("pipe.npz", "is a pipe")):
         told = repaconv("fold", "net.onnx", "--inputs", name)[2]
         assert hint in told
         assert said in told

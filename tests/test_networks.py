@@ -768,6 +768,7 @@ def test_a_users_own_code_is_run_as_python_would_and_its_failure_is_his(own, rep
     for text, told in (
         ("def build():\n    raise KeyError('width')\n", "broken.py:build fails with KeyError: 'width'"),
         ("def build(:\n", "fails with SyntaxError"),
+        ("def build():\n    raise SystemExit(0)\n", "broken.py:build fails with SystemExit: 0"),
         ("def build():\n    return 1\n", "no function build that returns a torch.nn.Module"),
     ):
         Path("broken.py").write_text(text)

@@ -250,3 +250,12 @@ def test_a_sweep_has_no_figure_of_an_export_that_failed(tiny, monkeypatch):
     done = sweeping.sweep("m.toml")
     assert done.verdict == "failed"
     assert "the check failed" in done.rows[0].problem
+
+
+def test_a_folder_inside_a_file_is_refused_before_anything_is_folded(tiny):
+    Path("file").write_text("mine")
+    for out in ("file/run", "file/a/run"):
+        with pytest.raises(Refused, match=f"{out} cannot be a folder, since file is a file") as refused:
+            rc.fold(tiny, out=out)
+        assert refused.value.code == "run.not-a-folder"
+    assert Path("file").read_text() == "mine"

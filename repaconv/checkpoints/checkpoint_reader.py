@@ -266,7 +266,9 @@ def _choose(
         if wanted not in sets:
             raise Refused(
                 f"{path} has no set of weights named {wanted!r}.",
-                hint=f"It has: {known or 'none'}.",
+                hint="It has one set without a name: leave --weights out."
+                if [*sets] == ["."]
+                else f"It has: {known or 'none'}.",
                 code="checkpoint.weights",
             )
         return wanted, "asked for with --weights"

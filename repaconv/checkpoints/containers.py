@@ -393,7 +393,7 @@ def _open_by_first_bytes(path: Path) -> Contents:
     if len(head) >= 262 and head[257:262] == b"ustar":
         return open_tar(path)
     raise Refused(
-        f"{path} is not a checkpoint: {_what_it_looks_like(head)}.",
+        f"{path} is not a checkpoint: {_what_it_looks_like(path, head)}.",
         hint="Give a .pth, .pt, .bin or .safetensors file that holds a state dict.",
         code="checkpoint.type",
     )
@@ -414,7 +414,7 @@ COMPRESSED = {
 """Programs that compress files, by the first bytes of what they write."""
 
 
-def _what_it_looks_like(head: bytes) -> str:
+def _what_it_looks_like(path: Path, head: bytes) -> str:
     if head.startswith(b"version https://git-lfs"):
         return "it is a git-lfs pointer, so run `git lfs pull` first"
     if head.lstrip()[:1] == b"<":
@@ -427,7 +427,7 @@ def _what_it_looks_like(head: bytes) -> str:
         return "it is JSON text"
     if head[:1] == b"\x80":
         return "it is a pickle that torch.save did not write"
-    if (head[:1] == b"\x08" and b"onnx" in head.lower()) or b"pytorch" in head[:64]:
+    if (head[:1] == b"\x08" and (b"onnx" in head.lower() or path.suffix == ".onnx")) or b"pytorch" in head[:64]:
         return "it looks like an ONNX model"
     if program := next((program for start, program in COMPRESSED.items() if head.startswith(start)), ""):
         return f"it is compressed by {program}, so decompress it first"

@@ -243,6 +243,13 @@ def prepare_run(
     if latest or (run.folder.exists() and not run.folder.is_dir()):
         what = "where the name of the newest run is kept" if latest else "a file, not a folder"
         raise Refused(f"{run.folder} is {what}.", hint="Give another folder with -o.", code="run.not-a-folder")
+    around = next((each for each in run.folder.parents if os.path.lexists(each)), Path())
+    if not around.is_dir():
+        raise Refused(
+            f"{run.folder} cannot be a folder, since {around} is a file.",
+            hint="Give another folder with -o.",
+            code="run.not-a-folder",
+        )
     inside = sorted(path.name for path in run.folder.iterdir()) if run.folder.is_dir() else []
     own = (PLAN, *((*OF_CONVERT, UNCONVERTED) if stage_of(run.convert_json) == "convert" else ()))
     own += OF_FINETUNE if stage_of(run.folder / FINETUNE_JSON) == "finetune" else ()

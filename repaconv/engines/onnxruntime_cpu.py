@@ -31,7 +31,7 @@ from repaconv.engines.contract import (
     require_device,
 )
 from repaconv.engines.tunable_session_settings import parse_settings, require_one_stream
-from repaconv.graph.onnx_files import all_graphs, attributes_of, read_graph, require_inside, restore_names
+from repaconv.graph.onnx_files import all_graphs, attributes_of, read_graph, require_external_files, restore_names
 from repaconv.graph.operator_facts import PRODUCTS
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class OnnxRuntime:
             require_one_stream(self.name, spec)
         providers = self.providers(spec.precision)
         if isinstance(deployable, Path):
-            require_inside(deployable)
+            require_external_files(deployable)
         try:
             return self._session(deployable, spec, providers)
         except RepaconvError:
@@ -218,7 +218,7 @@ class OnnxRuntime:
         """
         self.version()
         providers = self.providers(spec.precision)
-        require_inside(spec.model)
+        require_external_files(spec.model)
         import onnx
         import onnxruntime
 

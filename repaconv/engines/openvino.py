@@ -33,7 +33,7 @@ from repaconv.engines.contract import (
     require_device,
 )
 from repaconv.engines.tunable_session_settings import parse_settings
-from repaconv.graph.onnx_files import read_graph, require_inside
+from repaconv.graph.onnx_files import read_graph, require_external_files
 
 DEVICE = "CPU"
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
@@ -176,7 +176,7 @@ class OpenVino:
         options = {**self._options(core, spec), **({"PERF_COUNT": True} if counters else {})}
         ready = model if isinstance(model, Path) and model.suffix == self.suffix else None
         if isinstance(model, Path) and ready is None:
-            require_inside(model)
+            require_external_files(model)
         try:
             if ready is not None:
                 compiled = core.import_model(io.BytesIO(ready.read_bytes()), DEVICE, options)

@@ -12,7 +12,7 @@ from typing import Any
 
 from repaconv.core.errors import Refused
 from repaconv.engines.contract import BuildSpec
-from repaconv.graph.onnx_files import require_inside
+from repaconv.graph.onnx_files import require_external_files
 
 # Layers whose type counts as the engine's precision.
 COMPUTING = ("CONVOLUTION", "MATRIX_MULTIPLY")
@@ -27,7 +27,7 @@ class EngineBuild:
         Raises:
             Refused: If the parser rejects the graph; ``hint`` is the advice in the message.
         """
-        require_inside(spec.model)
+        require_external_files(spec.model)
         self.trt, self.spec = trt, spec
         self.log = logger(trt)
         self.builder = trt.Builder(self.log)

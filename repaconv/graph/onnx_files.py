@@ -254,6 +254,22 @@ def require_inside(path: Path) -> None:
         )
 
 
+def require_external_files(path: Path) -> None:
+    """Refuse a graph with external weights outside its folder, as `require_inside` does, or in a file that is missing.
+
+    Raises:
+        Refused: If there is one (the first is named), or if it is not an ONNX file.
+    """
+    require_inside(path)
+    gone = [name for name in external_files_of(path) if not (path.parent / name).is_file()]
+    if gone:
+        raise Refused(
+            f"{path} refers to weights in {gone[0]}, which is not there.",
+            hint="Put it back next to the graph.",
+            code="onnx.external",
+        )
+
+
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """Yield the subgraphs of a graph, the innermost first, and the graph itself."""
     for node in graph.node:

@@ -105,7 +105,7 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
         spec.loader.exec_module(module)
         build = getattr(module, function, None)
         made = build() if callable(build) else None
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything, and may end the process
         raise UsageProblem(
             f"{path}:{function} fails with {describe_exception(error)}.",
             hint="It is run as your own Python would run it; try it by itself.",

@@ -257,6 +257,8 @@ def arrays_to_save(names: Iterable[str]) -> str:
 def _read_npz(path: Path, wanted: str) -> dict[str, NDArray[Any]]:
     """Read an .npz; ``wanted`` is what numpy.savez would be called with, for the hint of an error."""
     try:
+        if path.is_fifo():  # opening it would wait for another program
+            raise ValueError("it is a pipe, and an .npz is read in any order")
         if path.exists() and not is_zipfile(path):  # NumPy takes it for a pickle, and advises to load that
             raise ValueError("it is not a zip archive")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:

@@ -830,6 +830,18 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(repaconv, weight, value,
         assert "not-finite" not in err
 
 
+@pytest.mark.parametrize(("value", "left"), [(np.inf, ["Conv", "Add"]), (-np.inf, ["Conv"])])
+def test_later_stages_take_what_is_folded_next_to_an_infinite_constant(value, left):
+    weights = {"k": normal(6, 3, 1, 1), "w": normal(4, 6, 1, 1), "s": normal(4, 1, 1)}
+    weights["s"].reshape(-1)[0] = value
+    rows = [("Conv", "x k", "1"), ("Conv", "1 w", "2"), ("Add", "2 s", "y")]
+    typed = {name: array.astype(np.float32) for name, array in weights.items()}
+    onnx.save(graph(rows, typed, {"x": (1, 3, 5, 5)}, kind=TensorProto.FLOAT), "net.onnx")
+    assert rc.fold("net.onnx", out="run", measure=False).verdict == "passed"
+    assert [node.op_type for node in onnx.load("run/net.folded.onnx").graph.node] == left
+    assert rc.verify("run").verdict == rc.export("run").verdict == "passed"
+
+
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize(
     ("rows", "left"),

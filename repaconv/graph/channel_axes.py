@@ -99,7 +99,10 @@ def affine_of(
         if node.op_type == "Div":
             return (x, Affine(1 / number, None)) if place == 0 and number.all() else None
         one, minus = np.ones_like(number), node.op_type == "Sub"
-        return x, Affine(-one if minus and place else one, -number if minus and not place else number)
+        shift = -number if minus and not place else number
+        if np.isposinf(shift).any():  # no mask: in a bias, it is refused as that of a network that diverged
+            return None
+        return x, Affine(-one if minus and place else one, shift)
     return None
 
 

@@ -94,6 +94,8 @@ case("Conv", normal(4, 1, 3, 1), group=4, strides=[2, 1], **PADS)
 case("ConvTranspose", normal(4, 3, 3, 3), strides=[2, 2], dilations=[2, 2], output_padding=[1, 1])
 case("ConvTranspose", normal(4, 3, 3, 3), strides=[2, 2], output_shape=[27, 22])
 case("MaxPool", **WINDOW, dilations=[2, 2], ceil_mode=1)
+case("MaxPool", kernel_shape=[2, 4], pads=[0, 1, 1, 2], ceil_mode=1)
+case("AveragePool", kernel_shape=[2, 4], pads=[0, 1, 1, 2], ceil_mode=1, strides=[1, 1])
 case("AveragePool", **WINDOW, dilations=[2, 2])
 case("AveragePool", **WINDOW, dilations=[1, 2], **PADS, count_include_pad=1)
 for kind in ("MaxPool", "AveragePool"):

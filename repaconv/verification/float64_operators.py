@@ -602,8 +602,12 @@ class _Window:
         self.even = self.begins == self.pads[rank:]
 
     def usual(self, kernel: Sequence[int]) -> bool:
-        """Whether pads are equal at both ends and at most half of the kernel; only then all runtimes round up alike."""
-        return self.even and all(2 * pad <= size for pad, size in zip(self.begins, kernel, strict=True))
+        """Whether all runtimes round sizes up alike: pads are equal at both ends and at most half of the kernel.
+
+        With strides of 1 there is nothing to round.
+        """
+        even = self.even and all(2 * pad <= size for pad, size in zip(self.begins, kernel, strict=True))
+        return even or max(self.of("strides")) == 1
 
     def of(self, name: str) -> list[int]:
         """Return the strides or dilations, 1 by default."""

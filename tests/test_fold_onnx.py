@@ -905,6 +905,7 @@ def test_random_numbers_that_nothing_reads_and_a_dropout_in_inference_are_none(s
     ("changed", "says"),
     [
         ("float64", "net.float()"),
+        ("float64 within", "became float64 within the network, which torch's older exporter does: export it by"),
         ("operator", "standard ones"),
         ("names", "a name of its own"),
         ("opset", "The graph is of opset 6, of which it lacks some operators: export it for opset 13 or newer, or"),
@@ -912,7 +913,7 @@ def test_random_numbers_that_nothing_reads_and_a_dropout_in_inference_are_none(s
 )
 def test_a_graph_that_onnx_runtime_does_not_load_is_refused_with_what_to_do(repaconv, changed, says):
     kind = TensorProto.DOUBLE if changed == "float64" else TensorProto.FLOAT
-    weight = numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float64 if changed == "float64" else np.float32), "w")
+    weight = numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float64 if "float64" in changed else np.float32), "w")
     nodes = [helper.make_node("Conv", ["x", "w"], ["c"], name="same"), helper.make_node("Relu", ["c"], ["y"])]
     if changed == "operator":
         nodes[1].op_type, nodes[1].domain = "Swoosh", "com.acme"
@@ -920,6 +921,10 @@ def test_a_graph_that_onnx_runtime_does_not_load_is_refused_with_what_to_do(repa
         nodes[1].name = "same"
     if changed == "opset":
         nodes[1] = helper.make_node("Add", ["c", "c"], ["y"])
+    if changed == "float64 within":
+        nodes[0].input[0] = "d"
+        nodes = [helper.make_node("Cast", ["x"], ["d"], to=TensorProto.DOUBLE), nodes[0]]
+        nodes.append(helper.make_node("Cast", ["c"], ["y"], to=TensorProto.FLOAT))
     ends = [[helper.make_tensor_value_info(name, kind, [1, size, 8, 8])] for name, size in (("x", 3), ("y", 4))]
     for dim in ends[1][0].type.tensor_type.shape.dim:
         dim.Clear()

@@ -72,6 +72,14 @@ def shapes_from_inputs(model: onnx.ModelProto) -> dict[str, tuple[int | str | No
     }
 
 
+def element_types(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the element types of inputs and weights, and of the values whose types follow from them."""
+    bare = weights_as_inputs(model)
+    return {weight.name: weight.data_type for weight in bare.graph.initializer} | {
+        value.name: value.type.tensor_type.elem_type for value in (*bare.graph.input, *_inferred(bare))
+    }
+
+
 def _without_declared_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     """A graph as `weights_as_inputs` copies it, without the shapes that it declares of values and outputs."""
     bare = weights_as_inputs(model)

@@ -23,6 +23,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -37,6 +38,7 @@ import numpy as np
 from repaconv.core.errors import GateFailed, Refused, first_line
 from repaconv.engines.contract import Array, Feeds
 from repaconv.graph.float64_rewriting import DOUBLE, Weights, is_only_rounded
+from repaconv.graph.graph_without_weights import element_types
 from repaconv.graph.invalid_graphs import misfit
 from repaconv.graph.onnx_files import constants_of, opset_of
 from repaconv.graph.operator_facts import OLDEST_OPSET
@@ -828,13 +830,22 @@ def _how_to_load(model: onnx.ModelProto, why: str) -> str:
                 f"The graph is of opset {opset}, of which it lacks some operators: export it for opset {OLDEST_OPSET} "
                 f"or newer, or convert it by onnx.version_converter.convert_version(model, {OLDEST_OPSET})."
             )
-        double = any(value.type.tensor_type.elem_type == DOUBLE for value in model.graph.input)
-        return (
-            "It has few operators in float64: export the network in float32, net.float()."
-            if double
-            else "It lacks this operator in this type: export it in float32, or for another opset."
-        )
+        if any(value.type.tensor_type.elem_type == DOUBLE for value in model.graph.input):
+            return "It has few operators in float64: export the network in float32, net.float()."
+        if _reads_float64(model, why):
+            return (
+                "What it reads became float64 within the network, which torch's older exporter does: export it by "
+                "torch.onnx.export(..., dynamo=True)."
+            )
+        return "It lacks this operator in this type: export it in float32, or for another opset."
     return "Export it again; `repaconv inspect` shows what it holds."
+
+
+def _reads_float64(model: onnx.ModelProto, why: str) -> bool:
+    """Whether the node that ONNX Runtime names in its reason reads numbers in float64."""
+    named = re.search(r"node with name '(.+?)'", why)
+    read = {name for node in model.graph.node if named and node.name == named[1] for name in node.input}
+    return any(element_types(model).get(name) == DOUBLE for name in read)
 
 
 def rounds_worse(links: tuple[Link, ...]) -> bool:

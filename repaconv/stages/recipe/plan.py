@@ -316,7 +316,7 @@ class Step(NamedTuple):
 
     def as_text(self) -> dict[str, str]:
         """Options and versions as text, by name; empty options are left out."""
-        options = {f"{key}": value for key, value in self.options.items() if value not in (None, (), [], {})}
+        options = {key: value for key, value in self.options.items() if value not in (None, (), [], {})}
         return {name: json.dumps(value, sort_keys=True, default=str) for name, value in options.items()} | {
             f"{name}'s version": value for name, value in self.versions.items()
         }
@@ -374,7 +374,7 @@ class Journal:
 
     def made_of(self, step: Step) -> dict[str, str]:
         """All inputs of a step, with their current digests."""
-        files = {f"{name}": self.digests.of(path) for name, path in step.reads().items()}
+        files = {name: self.digests.of(path) for name, path in step.reads().items()}
         results = {f"the result of {name}": self._result(name) for name in step.after}
         return {**step.as_text(), **files, **results}
 

@@ -305,6 +305,26 @@ def test_other_layers_fold_next_to_a_weight_that_is_shared():
     assert (size.matrices, size.nodes) == (before.matrices, before.nodes - 1)
 
 
+def test_rows_of_a_table_at_computed_indices_are_counted_as_they_are_multiplied():
+    """SAM: scores of relative positions; the fold makes the rows one constant, which is larger than the table."""
+    rows = [
+        ("Shape", "x", "sizes"),
+        ("Gather", "sizes one", "side"),
+        ("Range", "zero side one", "to"),
+        ("Unsqueeze", "to last", "from"),
+        ("Sub", "from to", "apart"),
+        ("Add", "apart three", "index"),
+        ("Gather", "table index", "rows"),
+        ("Einsum", "x rows", "y", {"equation": "bhwc,hkc->bhwk"}),
+    ]
+    numbers = {"zero": np.array(0), "one": np.array(1), "three": np.array(3), "last": np.array([1])}
+    model = graph(rows, {**numbers, "table": normal(7, 6)}, {"x": (1, 4, 4, 6)})
+    assert size_of(Evaluated(model)).matrices == size_of(Evaluated(after(model))).matrices == 4 * 4 * 6
+    kept = kept_of(Evaluated(model), partial(folded, Path("net.onnx"), model))
+    assert not kept.reverts.names
+    assert "Range" not in operators(kept.graph.model)
+
+
 def test_what_the_file_holds_is_counted_once():
     """Each level transposes the weight for itself, which settling writes as three constants."""
     assert size_of(Evaluated(shared_head(3, transposed=True))).numbers == 6 * 6 + 3 * 6

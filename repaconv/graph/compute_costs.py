@@ -101,19 +101,30 @@ class Matrices(NamedTuple):
     read: int
 
 
-def matrices(model: ir.Model) -> Matrices:
-    """Count the entries of the constants that products multiply by.
+def constant_factors(model: ir.Model) -> dict[tuple[ir.Node, int], list[ir.Value]]:
+    """Return the constants that products multiply by, by the node and the index of its input.
 
     Args:
         model: See `parameters`.
     """
-    fixed, held, read = fixed_values(model), 0, 0
+    fixed = fixed_values(model)
+    found: dict[tuple[ir.Node, int], list[ir.Value]] = {}
     for value in model.graph.initializers.values():
-        readers = sum(multiplies(node, place) for node, place in _uses(value, fixed))
-        if value.const_value is not None and readers:
-            held += value.const_value.size
-            read += value.const_value.size * readers
-    return Matrices(held, read)
+        for use in _uses(value, fixed):
+            if value.const_value is not None and multiplies(*use):
+                found.setdefault(use, []).append(value)
+    return found
+
+
+def matrices(factors: Mapping[tuple[ir.Node, int], Sequence[ir.Value]]) -> Matrices:
+    """Count the entries of the constants that products multiply by, of `constant_factors`."""
+    entries = [
+        (value, value.const_value.size)
+        for values in factors.values()
+        for value in values
+        if value.const_value is not None
+    ]
+    return Matrices(sum(dict(entries).values()), sum(size for _, size in entries))
 
 
 def multiplies(node: ir.Node, place: int) -> bool:

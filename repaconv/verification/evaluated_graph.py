@@ -130,18 +130,21 @@ class Evaluated:
         """Read once: constants are counted as they are stored, before shapes that are computed become constants.
 
         Of a graph with an If that a constant decides they are counted afterwards: only then are all readers known.
+        So are rows of a table, at indices computed from shapes, that products multiply by.
         """
-        from repaconv.graph.compute_costs import matrices, parameters
+        from repaconv.graph.compute_costs import constant_factors, matrices, parameters
         from repaconv.graph.model_rewriting import as_stored, with_shapes
         from repaconv.graph.nodes_and_constants import nodes_of
         from repaconv.graph.shape_folding import fold_shapes
 
         graph = as_stored(self.model)
-        counted, undecided = (parameters(graph), matrices(graph)), len(nodes_of(graph, "If"))
+        counted, undecided = parameters(graph), len(nodes_of(graph, "If"))
+        stored = constant_factors(graph)
         fold_shapes(with_shapes(graph))
+        settled = constant_factors(graph)
         if len(nodes_of(graph, "If")) < undecided:
-            counted = parameters(graph), matrices(graph)
-        return _Read(*counted, graph)
+            counted, stored = parameters(graph), settled
+        return _Read(counted, matrices({**settled, **stored}), graph)
 
     @cached_property
     def single(self) -> Evaluated:

@@ -225,6 +225,18 @@ def test_what_float32_shows_as_one_number_is_proved_in_float64_where_it_moves(mo
         rc.fold("still.onnx", out="wrong.onnx")
 
 
+def test_an_output_that_moves_by_the_rounding_of_float64_alone_is_not_verified():
+    """Probabilities that are summed: the fold multiplies by a power of 2 and rounds as the original does."""
+    rows = [
+        ("Mul", "x two", "a"), ("Conv", "a w", "b"),
+        ("Softmax", "b", "c", {"axis": 1}), ("ReduceSum", "c axes", "y", {"keepdims": 0}),
+    ]  # fmt: skip
+    weights = {"two": np.array(2.0), "w": normal(64, 4, 1, 1), "axes": np.array([1])}
+    onnx.save(Net(rows, weights, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model(), "one.onnx")
+    with pytest.raises(Refused, match="too little"):
+        rc.fold("one.onnx")
+
+
 @pytest.fixture
 def quiet() -> Path:
     """A map of probabilities near zero, of images whose sides are even: float32's sigmoid keeps one digit of it."""

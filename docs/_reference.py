@@ -243,12 +243,22 @@ def codes() -> str:
 
 
 def _raised(path: Path) -> Iterator[tuple[str, int, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for name, node in _constructed(ast.parse(path.read_text())):
+        given = {each.arg: each.value for each in node.keywords}
+        code = given.get("code")
+        if isinstance(code, ast.Constant):
+            yield str(code.value), EXITS[name], _text(given.get("hint")) or _message(node, given)
+
+
+def _constructed(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """The calls of the exceptions' constructors, also those by ``super().__init__`` in a class derived from one."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in EXITS:
-            given = {each.arg: each.value for each in node.keywords}
-            code = given.get("code")
-            if isinstance(code, ast.Constant):
-                yield str(code.value), EXITS[node.func.id], _text(given.get("hint")) or _message(node, given)
+            yield node.func.id, node
+        if isinstance(node, ast.ClassDef):
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in EXITS]
+            inside = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+            yield from ((bases[0], each) for each in inside if bases and ast.unparse(each.func) == "super().__init__")
 
 
 def _message(node: ast.Call, given: dict[str | None, ast.expr]) -> str:

@@ -115,8 +115,9 @@ class SettingNeeded(Refused):
 
     def __init__(self, message: str, name: str, example: str, instead: str = "") -> None:
         misspelt = f", in place of --set {instead}" if instead else ""
-        hint = f"Give it with --set {name}=..., e.g. {example}{misspelt}."
-        super().__init__(message, hint=hint, code="setting.needed")
+        super().__init__(
+            message, hint=f"Give it with --set {name}=..., e.g. {example}{misspelt}.", code="setting.needed"
+        )
         self.name, self.example = name, example
 
 

@@ -47,12 +47,22 @@ def test_functions_and_properties_of_0_1_that_plugins_may_use_have_their_former_
         (lambda: contract.OnCard, contract.GpuSession),
         (lambda: contract.Order, contract.BuildSpec),
         (lambda: contract.BuildSpec(Path("m.onnx"), fp32_nodes=("softmax",)).islands, ("softmax",)),
+        (
+            lambda: contract.BuildSpec(Path("m.onnx"), islands=("x",)),
+            contract.BuildSpec(Path("m.onnx"), fp32_nodes=("x",)),
+        ),
+        (
+            lambda: preprocessing.preprocessing_of({}, {}, knobs=settings.SettingsReader({"image_size": "32"})),
+            preprocessing.preprocessing_of({}, {}, settings.SettingsReader({"image_size": "32"})),
+        ),
         (lambda: preprocessing.Told, preprocessing.FoundPreprocessing),
         (lambda: settings.Knobs, settings.SettingsReader),
     ]
     for former, today in pairs:
-        with pytest.warns(DeprecationWarning, match=r"is deprecated: use .* It is removed in repaconv 0\.3\.0\."):
+        match = r"is deprecated: use .* It is removed in repaconv 0\.3\.0\."
+        with pytest.warns(DeprecationWarning, match=match) as seen:
             assert former() == today
+        assert seen[0].filename == __file__
     assert (results.Pace, results.Raced) == (results.SpeedTarget, results.SpeedTrial)
     assert results.Ratio.told is results.Ratio.text
     assert results.outputs_told is results.outputs_text

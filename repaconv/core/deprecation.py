@@ -66,21 +66,50 @@ def deprecated(use: str, *, removed_in: str) -> Callable[[Marked], Marked]:
         use: What to use in its place.
         removed_in: The first version without it.
     """
-    from functools import wraps
 
     def mark(old: Marked) -> Marked:
         deprecation = Deprecation(f"{old.__module__}.{old.__qualname__}", use, removed_in)
-        marked: Any = old  # as mypy has no type for the constructor of any class
-        target = marked.__init__ if isinstance(old, type) else marked
-
-        @wraps(target)
-        def call(*arguments: Any, **named: Any) -> Any:
-            deprecation.warn()
-            return target(*arguments, **named)
-
-        if not isinstance(old, type):
-            return call  # type: ignore[return-value]  # of the same signature
-        marked.__init__ = call
-        return old
+        return _before_calls(old, lambda named: deprecation.warn(3))
 
     return mark
+
+
+def renamed_argument(former: str, today: str, *, removed_in: str) -> Callable[[Marked], Marked]:
+    """Decorate a function or class of which an argument was renamed: by its former name it gives a warning.
+
+    Args:
+        former: The former name.
+        today: The name of today.
+        removed_in: The first version without the former name.
+    """
+
+    def mark(owner: Marked) -> Marked:
+        what = f"{owner.__module__}.{owner.__qualname__}({former}=...)"
+        deprecation = Deprecation(what, f"{today}=...", removed_in)
+
+        def rename(named: dict[str, Any]) -> None:
+            if former in named:
+                deprecation.warn(3)
+                named[today] = named.pop(former)
+
+        return _before_calls(owner, rename)
+
+    return mark
+
+
+def _before_calls(marked: Marked, act: Callable[[dict[str, Any]], None]) -> Marked:
+    """Do something with the named arguments before every call of a function, or of the constructor of a class."""
+    from functools import wraps
+
+    any_marked: Any = marked  # as mypy has no type for the constructor of any class
+    target = any_marked.__init__ if isinstance(marked, type) else any_marked
+
+    @wraps(target)
+    def call(*arguments: Any, **named: Any) -> Any:
+        act(named)
+        return target(*arguments, **named)
+
+    if not isinstance(marked, type):
+        return call  # type: ignore[return-value]  # of the same signature
+    any_marked.__init__ = call
+    return marked

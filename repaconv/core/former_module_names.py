@@ -356,7 +356,8 @@ FORMER = {
     "onnx_export.quantization_layer_groups": "onnx_export.fp32_layer_selection",
     "rewrites.speed.attention_as_matrices": "rewrites.speed.combined_query_key_weights",
     "sources.onnx_model_variants": "sources.onnx_graph_runner",
-    "stages.shared.common_checks": "stages.shared.result_provenance stages.shared.target_lookup",
+    "stages.shared.common_checks": "stages.shared.result_provenance stages.shared.target_lookup "
+    "stages.shared.common_options stages.shared.option_dataclasses method_api.settings",
     "stages.shared.option_definitions": "stages.shared.option_dataclasses",
     "stages.tune.loss_evaluation": "stages.tune.accuracy_loss",
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 
 from numpy.typing import NDArray
 
-from repaconv.core.deprecation import Deprecation, deprecated, former_names
+from repaconv.core.deprecation import Deprecation, deprecated, former_names, renamed_argument
 from repaconv.core.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -216,6 +216,7 @@ class Engine(Protocol):
         """
 
 
+@renamed_argument("islands", "fp32_nodes", removed_in="0.3.0")
 @dataclass(frozen=True)
 class BuildSpec:
     """Options for building an engine.

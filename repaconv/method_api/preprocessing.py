@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repaconv.core.deprecation import former_names
+from repaconv.core.deprecation import former_names, renamed_argument
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.method_api.mmengine_pipelines import are_numbers, as_size, of_pipeline
 from repaconv.method_api.settings import SettingsReader, one_of, positive
@@ -41,6 +41,7 @@ if not TYPE_CHECKING:
     __getattr__ = former_names(__name__, {"Told": FoundPreprocessing}, removed_in="0.3.0")
 
 
+@renamed_argument("knobs", "reader", removed_in="0.3.0")
 def preprocessing_of(
     record: Mapping[str, Any], config: Mapping[str, Any], reader: SettingsReader, fixed: ImageSize | None = None
 ) -> Preprocessing:
@@ -95,6 +96,7 @@ class Images(NamedTuple):
     facts: tuple[Fact, ...]
 
 
+@renamed_argument("knobs", "reader", removed_in="0.3.0")
 def images_by(own: FoundPreprocessing, reader: SettingsReader, usual: Sized) -> Images:
     """Determine image size and preprocessing of a network without a method or of a graph.
 

@@ -28,8 +28,8 @@ def show_tune(done: TuneArtefact) -> None:
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
         how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
         right = [_accuracy_change(row.link)] if labelled else []
-        form, skipped = _differences_from_baseline(how, done.baseline), plain(row.description)
-        rows.add_row(plain(how.runtime), how.precision, form, found, memory, lost, *right, skipped)
+        form, description = _differences_from_baseline(how, done.baseline), plain(row.description)
+        rows.add_row(plain(how.runtime), how.precision, form, found, memory, lost, *right, description)
     stdout().print(rows)
     for skipped in done.skipped:
         stdout().print(f"[yellow]skipped[/]: {plain(skipped)}")

@@ -49,6 +49,13 @@ def test_focus_is_one_convolution(order, shape):
     assert kinds([*slices(order), *CONVOLUTION], shape=shape) == ["Conv", "Relu"]
 
 
+def test_branches_on_the_same_blocks():
+    """They are one convolution before it reads the image."""
+    numbers = weights() | {"v": RANDOM.standard_normal((8, 12, 1, 1))}
+    rows = [*slices(), ("Conv", "z w b", "c", PADDED), ("Conv", "z v", "d"), ("Add", "c d", "e"), ("Relu", "e", "y")]
+    assert kinds(rows, numbers) == ["Conv", "Relu"]
+
+
 @pytest.mark.parametrize("end", ["end32", "end"])
 def test_both_axes_in_one_slice(end):
     numbers = weights() | {"ends": np.array([int(INTEGERS[end][0])] * 2)}

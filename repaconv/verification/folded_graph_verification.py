@@ -849,7 +849,8 @@ def _reads_float64(model: onnx.ModelProto, why: str) -> bool:
     """Whether the node that ONNX Runtime names in its reason reads numbers in float64."""
     named = re.search(r"node with name '(.+?)'", why)
     read = {name for node in model.graph.node if named and node.name == named[1] for name in node.input}
-    return any(element_types(model).get(name) == DOUBLE for name in read)
+    types = element_types(model) if read else {}
+    return any(types.get(name) == DOUBLE for name in read)
 
 
 def rounds_worse(links: tuple[Link, ...]) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
+from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.input_batches import arrays_to_save
 
 F, INT, TEXT = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
@@ -254,3 +255,18 @@ def test_inputs_are_no_larger_than_memory_however_many_sizes_are_dynamic(monkeyp
     with pytest.raises(probe_inputs.Unrunnable, match="no size is right"):
         probe_inputs.probes(model, run)
     assert 0 < max(sizes) <= 10**6
+
+
+def test_a_root_of_pixels_is_also_compared_on_numbers_above_one():
+    """Where a graph is finite on those: a fold that is wrong for them alone would pass otherwise."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["largest"], axes=[1]),
+        helper.make_node("Pow", ["largest", "power"], ["scale"]),
+        helper.make_node("Mul", ["n", "scale"], ["y"]),
+    ]
+    write(nodes, {}, {"y": (F, ["N", 4, 8, 8])}, {"power": np.array(0.3, np.float32)}, opset=17)
+    found = Evaluated(onnx.load("net.onnx")).probes
+    assert found.unit
+    assert max(feed["x"].max() for feed in found.plain) <= 1
+    largest = [feed["x"].max() for feed in found.more()]
+    assert 1 < largest[0] <= 4 < largest[1] <= 32

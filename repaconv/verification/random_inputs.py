@@ -305,7 +305,7 @@ class Draw:
             shape: Shape of the input.
             dtype: Dtype of the input.
             generator: The random generator.
-            gain: Factor on the deviation of normal distributions.
+            gain: Factor on the deviation of normal distributions, and on ``unit`` numbers.
             below: Upper bound of integers without known meaning; one of `INTEGER_BOUNDS`.
             unit: Whether numbers from 0 to 1 replace normal ones.
             sizes: Sizes of the graph's dynamic dimensions, by name.
@@ -316,7 +316,7 @@ class Draw:
             return np.asarray(generator.choice(self.words, shape)).astype(object)
         if dtype.kind == "f" and self.index is None and not self.mask:
             if self.range is not None or unit:
-                low, high = self.range or (0.0, 1.0)
+                low, high = self.range or (0.0, gain)
                 return np.asarray(low + (high - low) * _uniform(shape, generator)).astype(dtype)
             return np.asarray(self.mean + gain * self.deviation * _normal(shape, generator)).astype(dtype)
         if self.index is not None:

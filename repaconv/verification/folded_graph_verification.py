@@ -643,14 +643,15 @@ class _GraphComparison:
         if not all(call.comparable and call.exact is not None and call.truth.dtype.kind == "f" for call in calls):
             return None
         first = {call.truth.shape: call.truth for call in reversed(calls)}
-        moves = off = largest = 0.0
+        moves = off = 0.0
         for call in calls:
-            largest = max(largest, float(np.abs(call.truth).max(initial=0.0)))
+            rounded = ALGEBRA_RTOL * neighborhood(call.truth)
             for other in (first[call.truth.shape], *([call.truth[:1]] if call.truth.ndim else [])):
-                moves = max(moves, float(apart(call.truth, other).max(initial=0.0)))
+                moved = apart(call.truth, other)
+                moves = max(moves, float(np.where(moved > rounded, moved, 0.0).max(initial=0.0)))
             off = max(off, float(apart(call.exact, call.truth).max(initial=0.0)))
         least = MOVED_SHARE * moves
-        if not (np.isfinite(moves) and moves > ALGEBRA_RTOL * largest and off < least):
+        if not (np.isfinite(moves) and off < least):
             return None
         if not self.coarse and not all(self._written_within(least, output, call) for call in calls):
             return None

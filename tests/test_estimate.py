@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from estimate_error import page
 from onnx import TensorProto, helper, numpy_helper
@@ -314,3 +315,13 @@ def test_int8_is_estimated_as_int8(tiny):
     assert done.precision == "int8"
     products = [node.precision for node in done.nodes if node.flops]
     assert products.count("int8") > len(products) / 2
+
+
+def test_a_graph_that_computes_an_output_twice_is_refused_with_the_output():
+    twice = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 17]> g (float[1, 3, 8, 8] x) => (float[1, 3, 8, 8] y) {
+            y = Relu(x) y = Neg(x) }"""
+    )
+    onnx.save(twice, "twice.onnx")
+    with pytest.raises(Refused, match="Output 'y' is redeclared"):
+        rc.estimate("twice.onnx", target="orin-nano")

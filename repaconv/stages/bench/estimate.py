@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core import plugins, run_folder
-from repaconv.core.errors import Refused, UsageProblem, first_line
+from repaconv.core.errors import Refused, UsageProblem, first_line, root_cause
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import read_artefact, sha256_of
 from repaconv.core.progress import Progress, silent
@@ -288,7 +288,7 @@ def _node_work(plan: _Plan) -> list[Work]:
         works = list(node_works(read(plan.graph), plan.lowered))
     except Exception as error:  # an arbitrary ONNX file raises all kinds of errors
         raise Refused(
-            f"{plan.path} is not valid ONNX: {first_line(error)}.",
+            f"{plan.path} is not valid ONNX: {first_line(root_cause(error))}.",
             hint="Export it again. `repaconv inspect` shows its contents.",
             code="onnx.invalid",
         ) from error

@@ -89,6 +89,8 @@ if TYPE_CHECKING:
 GIVEN, FOLDED = "original ONNX", "ONNX folded"
 OLDEST_IN_FULL = 7
 """The oldest opset of which ONNX Runtime has all operators."""
+UNDECIDED = ("rounding_too_large", "constant_output")
+"""Reasons of a link that leave open whether two outputs are equal; see also `_rounding_may_choose`."""
 
 
 class NothingCompared(Refused):
@@ -103,10 +105,6 @@ class NothingCompared(Refused):
             code="fold.not-proved",
         )
         self.links = links
-
-
-UNDECIDED = ("rounding_too_large", "constant_output")
-"""Reasons of a link that leave open whether two outputs are equal; see also `_rounding_may_choose`."""
 
 
 def verification_links(

@@ -318,7 +318,7 @@ def load_onnx(
 
 def image_model(model: Path | bytes) -> Images:
     """Open an ONNX Runtime session of an image model with a dynamic batch size."""
-    return Images(load_onnx(model), None)
+    return Images(load_onnx(model))
 
 
 # Intermediate values of a torch module or an ONNX graph

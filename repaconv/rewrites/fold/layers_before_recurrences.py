@@ -41,21 +41,14 @@ if TYPE_CHECKING:
 def apply(model: ir.Model) -> Iterator[Change]:
     """Fold what lies before each recurrent layer into it, as long as there is something; in place."""
     for node in nodes_of(model, "LSTM", "GRU", "RNN"):
-        last: ir.Node | None = node
-        while last is not None:
-            done = _fold(model, last)
-            if done is not None:
-                yield Change(rewrite=RECURRENT.name, place=node.name or "", description=f"{done[1]} -> {node.op_type}")
-            last = done[0] if done is not None else None
+        while (folded := _fold(model, node)) is not None:
+            description = f"{folded.op_type} -> {node.op_type}"
+            yield Change(rewrite=RECURRENT.name, place=node.name or "", description=description)
     clean(model)
 
 
-def _fold(model: ir.Model, node: ir.Node) -> tuple[ir.Node, str] | None:
-    """Fold the operator before a recurrent layer, or before the views that it reads.
-
-    Returns:
-        The new layer, and the operator that was folded; None if nothing was.
-    """
+def _fold(model: ir.Model, node: ir.Node) -> ir.Node | None:
+    """Fold the operator before a recurrent layer, or before the views that it reads; None if nothing was folded."""
     weight, bias = (constant(input_at(node, place)) for place in (1, 3))
     chain = _views_before(node)
     before = chain[-1].producer() if chain else None
@@ -72,15 +65,15 @@ def _fold(model: ir.Model, node: ir.Node) -> tuple[ir.Node, str] | None:
         view = value.producer()
         assert view is not None
         x = _moved(write, view, x, value)
-    inputs = [x, write.constant(new), *node.inputs[2:]]
+    node.replace_input_with(0, x)
+    node.replace_input_with(1, write.constant(new))
     if added is not None:
         half = added if bias is None else bias[:, : added.shape[1]] + added
         rest = np.zeros_like(added) if bias is None else bias[:, added.shape[1] :]
-        inputs = [*inputs, *[None] * (4 - len(inputs))]
-        inputs[3] = write.constant(np.concatenate([half, rest], axis=1))
-    layer = _copied(model, write, node, inputs)
-    model.graph.remove([value.producer() for value in chain], safe=True)
-    return layer, before.op_type
+        node.resize_inputs(max(4, len(node.inputs)))
+        node.replace_input_with(3, write.constant(np.concatenate([half, rest], axis=1)))
+    model.graph.remove([producer for value in chain if (producer := value.producer()) is not None], safe=True)
+    return before
 
 
 def _views_before(node: ir.Node) -> list[ir.Value]:
@@ -133,23 +126,6 @@ def _moved(write: Writer, view: ir.Node, x: ir.Value, old: ir.Value) -> ir.Value
     assert shape is not None
     set_shape(new, (*shape[:-1], width) if _keeps_last_axis(old) else shape, x)
     return new
-
-
-def _copied(model: ir.Model, write: Writer, node: ir.Node, inputs: list[ir.Value | None]) -> ir.Node:
-    """Write a layer with other inputs in place of a node that has several outputs."""
-    import onnx_ir as ir
-
-    attributes = {name: entry.value for name, entry in node.attributes.items()}
-    layer = ir.node(node.op_type, inputs, attributes, num_outputs=len(node.outputs))
-    layer.name = write.name(node.name)
-    model.graph.insert_before(node, layer)
-    for new, old in zip(layer.outputs, node.outputs, strict=True):
-        new.name = f"{layer.name}.{new.index()}" if is_read(old) else ""
-        set_shape(new, sizes(old), old)
-        if is_read(old):
-            write.replace(old, new)
-    model.graph.remove(node, safe=True)
-    return layer
 
 
 RECURRENT = Rewrite(

@@ -72,7 +72,7 @@ def shapes_from_inputs(model: onnx.ModelProto) -> dict[str, tuple[int | str | No
     }
 
 
-def element_types(model: onnx.ModelProto) -> dict[str, int]:
+def inferred_element_types(model: onnx.ModelProto) -> dict[str, int]:
     """Return the element types of inputs and weights, and of the values whose types follow from them."""
     bare = weights_as_inputs(model)
     return {weight.name: weight.data_type for weight in bare.graph.initializer} | {

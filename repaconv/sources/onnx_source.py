@@ -24,7 +24,7 @@ from repaconv.sources.onnx_graph_runner import GraphForm
 from repaconv.sources.source_model import DEPLOY, GraphSpec
 from repaconv.sources.verified_onnx_export import EXPORTED, ExpectedOutputs, Graph, Outputs, Proving, finished
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.folded_graph_verification import GIVEN, NothingCompared, verification_links
+from repaconv.verification.folded_graph_verification import GIVEN, verification_links
 from repaconv.verification.input_batches import Batch, Inputs
 from repaconv.verification.onnx_model_loading import folded, in_single, inputs_of, loaded
 from repaconv.verification.tolerances import FLOAT32
@@ -68,12 +68,7 @@ class UpgradedGraph(NamedTuple):
         if self.graph is given:
             return self
         labels = GIVEN, UPGRADED_LABEL.format(opset_of(self.graph.model))
-        try:
-            links = verification_links(source, given, self.graph, labels)
-        except NothingCompared as error:
-            if not unverified:
-                raise
-            links = error.links
+        links = verification_links(source, given, self.graph, labels, unverified=unverified)
         if any(link.verdict == "failed" for link in links):
             why = f"{_opset_message(given.model)}, and what ONNX's converter makes of it computes something else"
             return UpgradedGraph(given, (), (why,))

@@ -38,7 +38,7 @@ import numpy as np
 from repaconv.core.errors import GateFailed, Refused, first_line
 from repaconv.engines.contract import Array, Feeds
 from repaconv.graph.float64_rewriting import DOUBLE, Weights, is_only_rounded
-from repaconv.graph.graph_without_weights import element_types
+from repaconv.graph.graph_without_weights import inferred_element_types
 from repaconv.graph.invalid_graphs import misfit
 from repaconv.graph.onnx_files import constants_of, opset_of
 from repaconv.graph.operator_facts import OLDEST_OPSET
@@ -93,20 +93,6 @@ UNDECIDED = ("rounding_too_large", "constant_output")
 """Reasons of a link that leave open whether two outputs are equal; see also `_rounding_may_choose`."""
 
 
-class NothingCompared(Refused):
-    """No output of the two graphs could be compared; ``links`` have the reasons (exit 4)."""
-
-    def __init__(self, source: Path, links: tuple[Link, ...]) -> None:
-        super().__init__(
-            f"no output of {source} could be compared: {links[0].note if links else 'it has none'}.",
-            hint="Nothing was verified, so nothing was written. Give inputs on which the outputs differ with --inputs "
-            "FILE.npz, or a graph whose outputs are tensors of numbers that depend on its inputs. --force writes the "
-            "fold as not verified.",
-            code="fold.not-proved",
-        )
-        self.links = links
-
-
 def verification_links(
     source: Path,
     before: Evaluated,
@@ -115,6 +101,7 @@ def verification_links(
     reverted: Collection[str] = (),
     *,
     few: bool = False,
+    unverified: bool = False,
 ) -> tuple[Link, ...]:
     """Compare every output of two graphs under ONNX Runtime, and return one link for each output.
 
@@ -129,9 +116,10 @@ def verification_links(
         labels: The names of the two graphs in the links.
         reverted: The rewrites that were reverted; see `repaconv.rewrites.fold.fold_pipeline.without`.
         few: Compare one input of each size only, at the usual gain and in FP32 alone.
+        unverified: Return the links also if nothing could be compared.
 
     Raises:
-        Refused: If the original graph does not run, or if nothing could be compared (`NothingCompared`).
+        Refused: If the original graph does not run, or if nothing could be compared.
     """
     from repaconv.verification.probe_inputs import Unrunnable
 
@@ -145,7 +133,15 @@ def verification_links(
     except Unrunnable as error:
         raise unrunnable(source, before.model, error) from error
     if not any(link.verdict in ("passed", "failed") for link in links):
-        raise NothingCompared(source, links)
+        if unverified:
+            return links
+        raise Refused(
+            f"no output of {source} could be compared: {links[0].note if links else 'it has none'}.",
+            hint="Nothing was verified, so nothing was written. Give inputs on which the outputs differ with --inputs "
+            "FILE.npz, or a graph whose outputs are tensors of numbers that depend on its inputs. --force writes the "
+            "fold as not verified.",
+            code="fold.not-proved",
+        )
     links += _links_in_half_precision(source, before, after) if labels[1] == FOLDED else ()
     for graph in (before, after):
         graph.single.close()
@@ -848,7 +844,7 @@ def _reads_float64(model: onnx.ModelProto, why: str) -> bool:
     """Whether the node that ONNX Runtime names in its reason reads numbers in float64."""
     named = re.search(r"node with name '(.+?)'", why)
     read = {name for node in model.graph.node if named and node.name == named[1] for name in node.input}
-    types = element_types(model) if read else {}
+    types = inferred_element_types(model) if read else {}
     return any(types.get(name) == DOUBLE for name in read)
 
 

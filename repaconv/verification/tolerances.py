@@ -32,7 +32,7 @@ EXACT = {
 """Links between forms that compute the same; ``agreement`` is bench's, between the two models that it measures."""
 
 # Smallest cosine over the images, which also says how large an error may be (`norm_error`; sound trained nets have
-# about half of that at most), and the noise: the lead (relative to max|b|) within which a first class may change. The
+# about half of that at most), and the noise: the lead (relative to max|b|) within which a top-1 class may change. The
 # largest errors of sound trained nets are 0.002 in float16, 0.02 in bfloat16 and 0.15 in int8, and of one that merges
 # tokens 0.09, 0.09 and 0.18 (benchmarks/precision_noise.py).
 # TensorFloat-32 multiplies with as many bits as float16 has.

@@ -20,12 +20,7 @@ from repaconv.rewrites.fold.fold_barriers import PREFIX
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, Refold, Reverts, refold_without, revert_harmful
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.folded_graph_verification import (
-    NothingCompared,
-    not_equal,
-    rounds_worse,
-    verification_links,
-)
+from repaconv.verification.folded_graph_verification import not_equal, rounds_worse, verification_links
 from repaconv.verification.numerical_cancellation import small_values
 from repaconv.verification.rounding import MEASURED_TIMES
 
@@ -67,12 +62,7 @@ def compared_with_reverts(
         GateFailed: If a fold computes something else.
         Refused: If nothing can be compared.
     """
-    try:
-        links = _compared(source, fold, given)
-    except NothingCompared as error:
-        if not unverified:
-            raise
-        return fold, error.links
+    links = _compared(source, fold, given, unverified=unverified)
     if _passes(links):
         return fold, links
 
@@ -120,9 +110,11 @@ def forced_fields(fold: Kept, links: Sequence[Link], options: Sequence[str]) -> 
     return {"verdict": "not verified", "unverified": ("fold not verified",), "options": (*options, "--force")}
 
 
-def _compared(source: Path, fold: Kept, given: Evaluated) -> tuple[Link, ...]:
+def _compared(source: Path, fold: Kept, given: Evaluated, *, unverified: bool = False) -> tuple[Link, ...]:
     """The comparison of a fold; empty if no change remains."""
-    links = verification_links(source, given, fold.graph, reverted=fold.reverts.names) if fold.changes else ()
+    if not fold.changes:
+        return ()
+    links = verification_links(source, given, fold.graph, reverted=fold.reverts.names, unverified=unverified)
     if not _passes(links) and not rounds_worse(links):
         raise not_equal(source, links)
     return links

@@ -14,7 +14,7 @@ import repaconv as rc
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
-from repaconv.rewrites.fold.layers_before_recurrences import RECURRENT
+from repaconv.rewrites.fold.layers_before_lstm_and_gru import RECURRENT
 
 RANDOM = np.random.default_rng(0)
 T, B, C, H = 5, 2, 6, 4

@@ -56,6 +56,7 @@ ROW_NORMS = ("LayerNormalization", "RMSNormalization")
 IMAGE_NORMS = ("InstanceNormalization", "GroupNormalization")
 """Normalization over the positions of an image, per channel or group; scale and shift are per channel."""
 
+POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
 REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 
 EPSILON = 9.999999747378752e-06

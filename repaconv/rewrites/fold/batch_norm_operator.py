@@ -16,6 +16,7 @@ import numpy as np
 from repaconv.graph.channel_axes import IMAGE, scale_and_shift, write_batchnorm
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, nodes_of, only_reader
+from repaconv.graph.operator_facts import POOLS
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.results import Change
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 TYPES = ("FLOAT", "DOUBLE", "FLOAT16")
 """Element types for which ONNX Runtime has BatchNormalization."""
 
-IMAGE_READERS = ("Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool")
+IMAGE_READERS = ("Conv", "ConvTranspose", *POOLS)
 
 
 def apply(model: ir.Model) -> Iterator[Change]:

@@ -20,7 +20,7 @@ from repaconv.rewrites.fold.gelu_formula import GELU
 from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
 from repaconv.rewrites.fold.instance_norm_operator import INSTANCE_NORM
 from repaconv.rewrites.fold.layer_norm_operator import LAYER_NORM
-from repaconv.rewrites.fold.layers_before_recurrences import RECURRENT
+from repaconv.rewrites.fold.layers_before_lstm_and_gru import RECURRENT
 from repaconv.rewrites.fold.layers_before_upsampling import BEFORE_UPSAMPLING
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING

@@ -14,7 +14,7 @@ import numpy as np
 
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, input_at, made_by, nodes_of, scalar
-from repaconv.graph.operator_facts import MOVES
+from repaconv.graph.operator_facts import MOVES, POOLS
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import set_shape, shaped_like, sizes
 from repaconv.results import Change
@@ -27,7 +27,7 @@ NAMED = 18
 """The first opset in which Pad can name its axes."""
 NEVER_NEGATIVE = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Abs", "Exp")
 """Operators whose outputs are never negative, so that padded zeros change no maximum."""
-KEEPING = (*MOVES, "Concat", "Add", "Mul", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+KEEPING = (*MOVES, "Concat", "Add", "Mul", *POOLS)
 """Operators whose outputs are never negative if no input is."""
 DEPTH = 8
 """Operators before a value that are looked at."""

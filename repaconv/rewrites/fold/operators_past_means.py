@@ -25,7 +25,7 @@ from repaconv.graph.nodes_and_constants import (
     made_by,
     only_reader,
 )
-from repaconv.graph.operator_facts import ARITHMETIC, VIEWS
+from repaconv.graph.operator_facts import ARITHMETIC, POOLS, VIEWS
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
 from repaconv.graph.view_chains import view_of_chain
 from repaconv.rewrites.fold.kernels_from_onnx import counts_padding, kernel_of
@@ -186,7 +186,7 @@ def _source_and_steps(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, 
 def _constant_after(node: ir.Node, numbers: Array) -> Array | None:
     """The constant to apply after a mean, a maximum, a selection or a view; None if it varies along those axes."""
     rank = numbers.ndim
-    if node.op_type in ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"):
+    if node.op_type in POOLS:
         return numbers if not counts_padding(node) and all(size == 1 for size in numbers.shape[2:]) else None
     if node.op_type in ("ReduceMean", "ReduceMax"):
         axes = axes_of(node, rank)

@@ -31,7 +31,7 @@ from repaconv.graph.nodes_and_constants import (
     is_read_once,
     made_by,
 )
-from repaconv.graph.operator_facts import VIEWS
+from repaconv.graph.operator_facts import POOLS, VIEWS
 from repaconv.graph.symbolic_shapes import as_numbers, rank_of, shaped_like, sizes
 from repaconv.graph.view_chains import view_of_chain
 from repaconv.results import Change
@@ -254,7 +254,7 @@ def _depth_to_space(node: ir.Node, affine: Affine) -> _Sources:
 _RULES: dict[str, Callable[[ir.Node, Affine], _Sources]] = {
     **dict.fromkeys(("Add", "Sub", "Sum"), _sum),
     "Concat": _concat,
-    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool"), _pooled),
+    **dict.fromkeys(POOLS, _pooled),
     **dict.fromkeys(("ReduceMean", "ReduceMax"), _reduced),
     "Resize": _resized,
     "Slice": _sliced,
@@ -262,6 +262,6 @@ _RULES: dict[str, Callable[[ir.Node, Affine], _Sources]] = {
     "DepthToSpace": _depth_to_space,
     **dict.fromkeys(VIEWS, _viewed),
 }
-_COMMUTING = ("AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool", "ReduceMean", "Resize", "Slice", "Pad")
+_COMMUTING = (*POOLS, "ReduceMean", "Resize", "Slice", "Pad")
 """Operators with one image as input and one as output, which may have the same channels."""
 _LAYERS = ("Conv", "ConvTranspose")

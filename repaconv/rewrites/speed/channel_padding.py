@@ -21,6 +21,7 @@ import numpy as np
 from repaconv.graph.channel_axes import IMAGE
 from repaconv.graph.index_selections import axes_of
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, nodes_of, scalar
+from repaconv.graph.operator_facts import POOLS
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import set_shape, sizes
 from repaconv.graph.token_grids import static_grid
@@ -46,7 +47,6 @@ BY_ITSELF = frozenset(
 )
 """Elementwise functions that are finite for finite inputs."""
 TOGETHER = ("Add", "Sub", "Mul", "Sum")
-POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
 OUTPUT, INPUT = 0, 1
 """Axes of a convolution's weight."""
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, nodes_of
-from repaconv.graph.operator_facts import UNARY
+from repaconv.graph.operator_facts import POOLS, UNARY
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import sizes
 from repaconv.graph.token_grids import static_grid
 from repaconv.results import Change
-from repaconv.rewrites.speed.channel_padding import BLOCK, POOLS, READ
+from repaconv.rewrites.speed.channel_padding import BLOCK, READ
 
 if TYPE_CHECKING:
     import onnx_ir as ir

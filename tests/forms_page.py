@@ -46,11 +46,13 @@ AVX-512.
 | `rms-norm` | up to 1.02 | |
 | `bias-forward` with `accumulate` | 1.01 | |
 | `mean-as-pool` | 1.00 to 1.04 | convolutional networks, more with squeeze-and-excitation |
-| `mish-as-quotient` | 1.2 to 2.3; 2.4 to 4.5 | layers of 3x3 convolutions; of depthwise and 1x1 ones; AVX2 |
-| `prelu-as-sum` | 1.07 to 1.5; 1.3 to 3.0 | the same |
+| `mish-as-quotient` | AVX2 1.2 to 2.3, AVX-512 1.4 to 4.5 | six 3x3 convolutions with a Mish each |
+| the same | 2.4 to 4.5, 3.9 to 7.8 | three depthwise and three 1x1 convolutions with a Mish each |
+| `prelu-as-sum` | AVX2 1.07 to 1.5, AVX-512 1.07 to 1.8 | six 3x3 convolutions with a PReLU each |
+| the same | 1.3 to 3.0, 1.15 to 3.7 | three depthwise and three 1x1 convolutions with a PReLU each |
 | `softmax-as-quotient` | 1.04 on YOLOv8n and YOLO11n | box distributions, classes of pixels; AVX2 |
-| `lrn-as-conv` | 1.35 to 6.3 on six convolutions with an LRN each | AlexNet, GoogLeNet, ZFNet; AVX2 |
-| `resize-as-matmul` | 7.4 to 21 on two convolutions with an upsampling each | bicubic `nn.Upsample`; AVX2 |
+| `lrn-as-conv` | AVX2 1.35 to 6.3, AVX-512 1.7 to 9.4 | six convolutions with an LRN each: AlexNet, GoogLeNet, ZFNet |
+| `resize-as-matmul` | AVX2 7.4 to 21, AVX-512 9.6 to 42 | two convolutions with a bicubic `nn.Upsample` each |
 | `transpose-in-steps` | 1.00 (RT-DETR) to 1.10 (HAT) | windows of images, pixel shuffles; MaxViT 1.08; AVX2 |
 | `winograd`, by `tune` | 1.04 to 1.4; a chain of convolutions up to 1.9 | 3x3 convolutions, 48 channels or more; AVX2 |
 | `whole-blocks`, `whole-groups`, `gate-as-image`, `conv-each` | 1.04 to 3.2; AVX-512: 1.03 to 2.9 | odd channels |

@@ -54,7 +54,7 @@ AVX-512.
 | `lrn-as-conv` | AVX2 1.35 to 6.3, AVX-512 1.7 to 9.4 | six convolutions with an LRN each: AlexNet, GoogLeNet, ZFNet |
 | `resize-as-matmul` | AVX2 7.4 to 21, AVX-512 9.6 to 42 | two convolutions with a bicubic `nn.Upsample` each |
 | `transpose-in-steps` | 1.00 (RT-DETR) to 1.10 (HAT) | windows of images, pixel shuffles; MaxViT 1.08; AVX2 |
-| `winograd`, by `tune` | 1.04 to 1.4; a chain of convolutions up to 1.9 | 3x3 convolutions, 48 channels or more; AVX2 |
+| `winograd`, by `tune` | 1.04 to 1.4; a chain of convolutions up to 1.9 | 3x3 convolutions, 48 channels or more; AVX2, AVX-512 |
 | `whole-blocks`, `whole-groups`, `gate-as-image`, `conv-each` | 1.04 to 3.2; AVX-512: 1.03 to 2.9 | odd channels |
 | the same | 1.3; up to 1.10; 1.02 | RexNet ([zoo](zoo.md)); squeeze-and-excitation; CSP networks |
 | groups of 2 to 8 channels | 1.1 to 1.4 | `benchmarks/results/odd_channels.json` |
@@ -63,11 +63,11 @@ AVX-512.
 AVX2, 16 with AVX-512 (`whole-blocks-16`, `whole-groups-16`).
 
 `winograd` writes weights of 16/9 the size, and about 80 nodes for a convolution, where an estimate promises a speedup
-of at least 1.15. It is fitted to measurements with AVX2 and one thread. On two threads ONNX Runtime divides each of
-these nodes: a U-Net has 0.73 of its speed, RepVGG-A0 0.95. So no default preset has `winograd`, and `tune` tries it
-with your number of threads, in FP32. It needs a known image size: `tune --image-size N` if it is dynamic. Nothing was
-measured with AVX-512 and AMX, where products take less of the time. It rounds about as the plain convolution does, and
-less than OpenVINO's.
+of at least 1.15. It is fitted to measurements with AVX2 and one thread, and holds within 0.35 with AVX-512 (Zen 5). On
+two threads ONNX Runtime divides each of these nodes: a U-Net has 0.73 of its speed, RepVGG-A0 0.95. So no default
+preset has `winograd`, and `tune` tries it with your number of threads, in FP32. It needs a known image size:
+`tune --image-size N` if it is dynamic. Nothing was measured with AMX. It rounds about as the plain convolution does,
+and less than OpenVINO's.
 
 Not faster here: `scores-as-matrix` with 12 heads (0.55; the paper's own), `concat-linear` and `patch-gemm` (1.00 within
 0.02). 15 rewrites of earlier versions were removed, because they were faster in no benchmark: among them

@@ -184,7 +184,8 @@ def test_half_pixels_that_round_to_repeated_ones(small, mode, rounding):
 
 
 @pytest.mark.parametrize(
-    ("channels", "size", "gains"), [(192, 28, True), (256, 14, True), (64, 14, False), (24, 56, False), (64, 112, True)]
+    ("channels", "size", "gains"),
+    [(192, 28, True), (256, 14, True), (64, 14, False), (24, 56, False), (64, 112, True), (512, 7, False)],
 )
 def test_a_chain_is_rewritten_where_it_is_faster(channels, size, gains):
     graph = Graph(x=[channels, size, size])

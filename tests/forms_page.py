@@ -54,7 +54,7 @@ AVX-512.
 | `lrn-as-conv` | AVX2 1.35 to 6.3, AVX-512 1.7 to 9.4 | six convolutions with an LRN each: AlexNet, GoogLeNet, ZFNet |
 | `resize-as-matmul` | AVX2 7.4 to 21, AVX-512 9.6 to 42 | two convolutions with a bicubic `nn.Upsample` each |
 | `transpose-in-steps` | 1.00 (RT-DETR) to 1.10 (HAT) | windows of images, pixel shuffles; MaxViT 1.08; AVX2 |
-| `winograd`, by `tune` | 1.04 to 1.4; a chain of convolutions up to 1.9 | 3x3 convolutions, 48 channels or more; AVX2, AVX-512 |
+| `winograd`, by `tune` | 1.04 to 1.4; a chain of convolutions up to 1.9 | 3x3 convolutions, 48 channels or more |
 | `whole-blocks`, `whole-groups`, `gate-as-image`, `conv-each` | 1.04 to 3.2; AVX-512: 1.03 to 2.9 | odd channels |
 | the same | 1.3; up to 1.10; 1.02 | RexNet ([zoo](zoo.md)); squeeze-and-excitation; CSP networks |
 | groups of 2 to 8 channels | 1.1 to 1.4 | `benchmarks/results/odd_channels.json` |

@@ -102,6 +102,21 @@ def test_images_stay_in_phases_between_convolutions(small, activation):
     assert counted(model, "Transpose") == 1  # of the output
 
 
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        ("prelu-as-sum", ACTIVATIONS["slopes"]),
+        ("mish-as-quotient", lambda graph, y: graph("Mul", y, graph("Tanh", graph("Softplus", y)))),
+    ],
+)
+def test_a_slow_activation_is_rewritten_in_phases(small, name, activation):
+    graph = Graph(x=[4, 6, 8])
+    model = graph.model(conv(graph, activation(graph, conv(graph, "x", 4, 4, 3)), 4, 4, 3, seed=1))
+    after, changes = rewritten(model, sorted([REWRITES[name], WINOGRAD], key=lambda rewrite: rewrite.order))
+    assert [change.rewrite for change in changes] == ["winograd"] * 2 + [name] * 4
+    assert sum(node.op_type == "Transpose" for node in after.graph.node) == 1  # of the output
+
+
 def test_images_of_odd_size_are_joined_between_convolutions(small):
     graph = Graph(x=[4, 5, 8])
     y = graph("Relu", conv(graph, "x", 4, 4, 3))

@@ -201,12 +201,16 @@ def _power(write: Writer, x: ir.Value, by: float) -> ir.Value:
     return x if by == 1 else write("Pow", x, write.constant(by, x))
 
 
-MISH_AS_QUOTIENT = Rewrite("mish-as-quotient", "a Mish", _mish_as_quotient, order=93, keeps=True, fp32_only=True)
+AFTER_WINOGRAD = 97
+"""winograd applies an activation to each phase only where it is one operator."""
+MISH_AS_QUOTIENT = Rewrite(
+    "mish-as-quotient", "a Mish", _mish_as_quotient, order=AFTER_WINOGRAD, keeps=True, fp32_only=True
+)
 PRELU_AS_SUM = Rewrite(
     "prelu-as-sum",
     "a PReLU with constant slopes, also written as max(0, x) - a max(0, -x)",
     _prelu_as_sum,
-    order=93,
+    order=AFTER_WINOGRAD,
     keeps=True,
     fp32_only=True,
 )

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from repaconv.algebra.convolution_kernels import Kernel
-from repaconv.graph.index_selections import EVERYTHING, slice_positions, slices
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read_once, made_by, nodes_of
+from repaconv.graph.nodes_and_constants import Writer, attribute, is_read_once, made_by, nodes_of
 from repaconv.graph.operator_facts import VIEWS
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import Size, as_numbers, shaped_like, sizes
+from repaconv.graph.strided_slices import pixels_of_blocks
+from repaconv.graph.symbolic_shapes import as_numbers, shaped_like, sizes
 from repaconv.graph.view_chains import view_of_chain
 from repaconv.results import Change
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
@@ -94,42 +94,12 @@ def _sliced(value: ir.Value) -> _Blocks | None:
     concat = made_by(value, "Concat")
     if concat is None or attribute(concat, "axis", 0) not in (1, 1 - len(sizes(value) or ())):
         return None
-    parts = [_strided(part) for part in concat.inputs if part is not None]
-    image, _, lengths = parts[0] or (None, (), ())
-    width = (sizes(image) or (None, None))[1]
-    if image is None or not isinstance(width, int) or prod(lengths) < 2:
+    whole = pixels_of_blocks(concat.inputs, range(2, len(sizes(value) or ())))
+    width = (sizes(whole.source) or (None, None))[1] if whole is not None else None
+    if whole is None or not isinstance(width, int):
         return None
-    starts = [part[1] for part in parts if part is not None and (part[0], part[2]) == (image, lengths)]
-    if len(starts) < len(parts) or sorted(starts) != sorted(product(*map(range, lengths))):
-        return None
-    return _Blocks(image, lengths, [(channel, *start) for start in starts for channel in range(width)])
-
-
-def _strided(value: ir.Value) -> tuple[ir.Value, tuple[int, ...], tuple[int, ...]] | None:
-    """The source of a chain of Slices, and first pixel and stride along each axis of an image; None for others."""
-    rank, along = len(sizes(value) or ()), dict[int, tuple[int, int]]()
-    while (node := made_by(value, "Slice")) is not None and (x := node.inputs[0]) is not None:
-        shape = sizes(x)
-        parts = [constant(each) for each in node.inputs[1:]]
-        if shape is None or any(part is None for part in parts):
-            return None
-        for axis, part in slices([part.reshape(-1).tolist() for part in parts if part is not None], rank):
-            first = _first_place(part, shape[axis])
-            if first is None or axis < 2 or axis in along:
-                return None
-            along[axis] = first, part.step
-        value = x
-    pairs = [along.get(axis, (0, 1)) for axis in range(2, rank)]
-    return value, tuple(first for first, _ in pairs), tuple(stride for _, stride in pairs)
-
-
-def _first_place(part: slice, length: Size) -> int | None:
-    """The first place of a slice to the end of an axis; None if it ends or begins elsewhere, or goes backwards."""
-    known = isinstance(length, int)
-    places = slice_positions(part, length if isinstance(length, int) else EVERYTHING)
-    if not places or part.step < 1 or places.start >= part.step or not (known or part.stop >= EVERYTHING):
-        return None
-    return None if known and places[-1] + part.step < length else places.start
+    channels = [(channel, *start) for start in whole.places for channel in range(width)]
+    return _Blocks(whole.source, whole.lengths, channels)
 
 
 # --- Views that move pixels into channels, and the operator for it.

@@ -17,7 +17,13 @@ from repaconv.graph.model_rewriting import clean, merge_equal_constants
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.rotary_embedding_patterns import embedding_nodes
 from repaconv.results import Change
-from repaconv.rewrites.fold import norm_affines, operators_before_expands, operators_past_means, operators_past_views
+from repaconv.rewrites.fold import (
+    factors_before_products,
+    norm_affines,
+    operators_before_expands,
+    operators_past_means,
+    operators_past_views,
+)
 from repaconv.rewrites.fold.linear_graph_from_onnx import linear_graph
 from repaconv.rewrites.fold.linear_graph_to_onnx import emit
 
@@ -48,6 +54,8 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 def _round(model: ir.Model) -> Iterator[Change]:
     embeddings = embedding_nodes(model)
+    for place, operator in factors_before_products.move_before_products(model):
+        yield Change(rewrite=AFFINE.name, place=place, description=f"{operator} -> a factor of the product before")
     operators_past_views.move_before_views(model, embeddings)
     shorten_views(model)
     clean(model)

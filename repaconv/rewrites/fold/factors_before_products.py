@@ -1,0 +1,81 @@
+"""Move a number that multiplies a product of two values to before it, where a layer absorbs the number.
+
+    s (q k^T) = (s q) k^T        s (a * b) = (s a) * b
+
+Networks scale attention in both ways. The layer that computes queries or keys takes the number, where only views and
+selections lie between.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from repaconv.graph.nodes_and_constants import Writer, is_constant, made_by, nodes_of, only_reader, scalar
+from repaconv.graph.operator_facts import IMAGE_NORMS, MOVES, ROW_NORMS, SELECTIONS
+from repaconv.graph.symbolic_shapes import shaped_like, sizes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def move_before_products(model: ir.Model) -> list[tuple[str, str]]:
+    """Move numbers to before the products that they multiply, where a layer absorbs them; in place.
+
+    Returns:
+        Name and operator of each node that multiplied or divided.
+    """
+    return [(node.name or "", node.op_type) for node in nodes_of(model, "Mul", "Div") if _move(model, node)]
+
+
+def _move(model: ir.Model, node: ir.Node) -> bool:
+    """Multiply a factor of the product that a node multiplies by a number; False if no layer would absorb that."""
+    numbers = [scalar(value) for value in node.inputs]
+    place = 0 if numbers[0] is None else 1
+    product, number = made_by(node.inputs[place], "MatMul", "Mul", "Div"), numbers[1 - place]
+    if product is None or not number or not math.isfinite(number) or (node.op_type == "Div" and place == 1):
+        return False
+    if only_reader(product.outputs[0]) is None or sizes(product.outputs[0]) != sizes(node.outputs[0]):
+        return False
+    factors = product.inputs[:1] if product.op_type == "Div" else product.inputs
+    at = next((at for at, value in enumerate(factors) if _is_of_layer(value)), None)
+    if at is None or any(map(is_constant, product.inputs)):
+        return False
+    x, write = product.inputs[at], Writer(model, product)
+    assert x is not None
+    product.replace_input_with(at, shaped_like(write(node.op_type, x, write.constant(number, like=x)), x))
+    Writer(model, node).replace(node.outputs[0], product.outputs[0])
+    return True
+
+
+def _is_of_layer(value: ir.Value | None) -> bool:
+    """Whether a layer that absorbs a number computes a value, or that of which it is a view or a selection.
+
+    Nothing else reads these values; other selections may read what the selection is of.
+    """
+    selected = False
+    while value is not None and not value.is_graph_output():
+        readers = value.consumers()
+        if len(value.uses()) > 1 and not (selected and all(user.op_type in MOVES for user in readers)):
+            return False
+        node = value.producer()
+        if node is None or node.domain:
+            return False
+        if node.op_type in MOVES:
+            selected = selected or node.op_type in SELECTIONS
+            value = node.inputs[0]
+        elif node.op_type in ("Add", "Sub") and any(map(is_constant, node.inputs)):
+            value = node.inputs[1 if is_constant(node.inputs[0]) else 0]
+        else:
+            return _absorbs(node)
+    return False
+
+
+def _absorbs(node: ir.Node) -> bool:
+    """Whether a number can go into the constants of a node, which no other node shares."""
+    if node.op_type in ("Mul", "Div"):
+        return is_constant(node.inputs[1]) or (node.op_type == "Mul" and is_constant(node.inputs[0]))
+    if node.op_type not in ("MatMul", "Conv", "BatchNormalization", *ROW_NORMS, *IMAGE_NORMS):
+        return False
+    given = node.inputs[1]
+    return given is not None and is_constant(given) and (node.op_type in ROW_NORMS or len(given.uses()) == 1)

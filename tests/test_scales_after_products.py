@@ -1,0 +1,81 @@
+"""affine: a number that multiplies a product of two values goes into the layer that computes one of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from folded_operators import operators_after_folding
+from test_fold_onnx import graph
+
+RANDOM = np.random.default_rng(0)
+SHAPE = (2, 5, 6)
+NUMBERS = {
+    **{name: RANDOM.standard_normal((6, 6)) for name in ("wq", "wk", "wv")},
+    **{name: RANDOM.standard_normal(6) for name in ("bq", "g", "h")},
+    **{"qkv": RANDOM.standard_normal((6, 18)), "parts": np.array([6, 6, 6]), "heads": np.array([0, 0, 2, 3])},
+    **{"s": np.array(0.3), "s3": np.array([[[0.3]]]), "two": np.array([2.0, 3.0]).reshape(2, 1, 1)},
+}
+START = ("Tanh", "x", "z")
+LAYERS = [("MatMul", "z wq", "q0"), ("Add", "q0 bq", "q1"), ("MatMul", "z wk", "k1"), ("MatMul", "z wv", "v1")]
+FUSED = [("MatMul", "z qkv", "all"), ("Split", "all parts", "q1 k1 v1", {"axis": 2})]
+HEADS = [
+    row
+    for part, perm in {"q": [0, 2, 1, 3], "k": [0, 2, 3, 1], "v": [0, 2, 1, 3]}.items()
+    for row in [("Reshape", f"{part}1 heads", f"{part}2"), ("Transpose", f"{part}2", part, {"perm": perm})]
+]
+SCORES, END = ("MatMul", "q k", "scores"), [("Softmax", "scaled", "p"), ("MatMul", "p v", "y")]
+SCALED = ("Mul", "scores s", "scaled")
+
+
+def kinds(*rows, outputs=("y",), **more):
+    """The operators after folding, which compute the same in float64."""
+    return operators_after_folding(graph(rows, NUMBERS | more, {"x": SHAPE}, outputs), RANDOM.standard_normal(SHAPE))
+
+
+@pytest.mark.parametrize("layers", [LAYERS, FUSED], ids=["three layers", "one layer"])
+@pytest.mark.parametrize("scaled", [SCALED, ("Mul", "s3 scores", "scaled"), ("Div", "scores s", "scaled")])
+def test_scaled_scores_of_attention(layers, scaled):
+    found = kinds(START, *layers, *HEADS, SCORES, scaled, *END)
+    assert not {"Mul", "Div"} & {*found}
+    assert found.count("MatMul") == sum(row[0] == "MatMul" for row in (*layers, SCORES, *END))
+
+
+def test_a_norm_of_the_queries():
+    norm = ("LayerNormalization", "q1 g h", "qn")
+    heads = [row if row[1] != "q1 heads" else ("Reshape", "qn heads", "q2") for row in HEADS]
+    assert "Mul" not in kinds(START, *LAYERS, norm, *heads, SCORES, SCALED, *END)
+
+
+def test_the_layer_of_the_keys_if_that_of_the_queries_does_not():
+    other = ("Sin", "q1", "qn")
+    heads = [row if row[1] != "q1 heads" else ("Reshape", "qn heads", "q2") for row in HEADS]
+    assert "Mul" not in kinds(START, *LAYERS, other, *heads, SCORES, SCALED, *END)
+
+
+@pytest.mark.parametrize("product", [("Mul", "q1 c", "r"), ("Mul", "c q1", "r"), ("Div", "q1 c", "r")])
+def test_a_product_of_numbers_at_the_same_place(product):
+    rows = [START, *LAYERS[:2], ("Cos", "x", "c"), product, ("Mul", "r s", "t"), ("Sin", "t", "y")]
+    assert kinds(*rows).count("Mul") == (product[0] == "Mul")
+
+
+STAYS = {
+    "a factor for each head": {"scaled": ("Mul", "scores two", "scaled")},
+    "a number divided by scores": {"scaled": ("Div", "s scores", "scaled")},
+    "scores that are an output": {"outputs": ("y", "scores")},
+    "scores that are read elsewhere": {"more": [("Sin", "scores", "y2")], "outputs": ("y", "y2")},
+    "queries and keys that are read elsewhere": {
+        "more": [("Sin", "q1", "y2"), ("Sin", "k1", "y3")],
+        "outputs": ("y", "y2", "y3"),
+    },
+    "layers that share a weight": {
+        "layers": [("Cos", "x", "u"), ("MatMul", "z wq", "q1"), ("MatMul", "u wq", "k1"), LAYERS[3]]
+    },
+}
+
+
+@pytest.mark.parametrize("case", STAYS)
+def test_a_number_stays_behind_the_product_of(case):
+    given = {"scaled": SCALED, "layers": LAYERS, "more": [], "outputs": ("y",)} | STAYS[case]
+    rows = [START, *given["layers"], *HEADS, SCORES, *given["more"], given["scaled"], *END]
+    found = kinds(*rows, outputs=given["outputs"])
+    assert found[found.index("Softmax") - 1] == given["scaled"][0]

@@ -11,6 +11,7 @@ from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.results import Change
 from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
 from repaconv.rewrites.fold.batch_norm_operator import BATCH_NORM
+from repaconv.rewrites.fold.chains_of_constants import CONSTANTS
 from repaconv.rewrites.fold.computed_shapes import SHAPES
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
@@ -82,6 +83,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     *(_then(fold, AFFINE) for fold in BEFORE_AFFINE),
     CONVOLUTION,
     RECURRENT,
+    CONSTANTS,
     READ_TOKENS,
     POOL_PADDING,
     POOLS_IN_SERIES,

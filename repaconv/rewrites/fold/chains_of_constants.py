@@ -1,0 +1,158 @@
+"""constants: merge constants of any shape that are added or multiplied by one after the other.
+
+    (x + c) + d = x + (c + d)        (x c) d = x (c d)        s (C x) = (s C) x
+
+The linear graph merges constants along one axis of channels. Others are masks and positions: Swin V2 of transformers
+adds the mask of its shifted windows twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from repaconv.graph.linear_layers import linear_of
+from repaconv.graph.model_rewriting import clean
+from repaconv.graph.nodes_and_constants import Array, Writer, constant, is_constant, made_by, nodes_of
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import shaped_like
+from repaconv.results import Change
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+SUMS, FACTORS = ("Add", "Sub"), ("Mul", "Div")
+LARGEST = {"FLOAT16": 65504.0}
+"""Largest number of a data type; of others that of float32, in which graphs of float64 may be written."""
+
+
+class _Pair(NamedTuple):
+    """Two nodes in series, each with the place of its constant, and the constant of both."""
+
+    first: ir.Node
+    second: ir.Node
+    places: tuple[int, int]
+    merged: Array
+
+    @property
+    def constants(self) -> tuple[ir.Value | None, ir.Value | None]:
+        """The constants of the two nodes."""
+        return self.first.inputs[self.places[0]], self.second.inputs[self.places[1]]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for pairs that are merged to the same constant."""
+        nodes = zip((self.first, self.second), self.places, strict=True)
+        kinds = [(node.op_type, 0 if node.op_type in ("Add", "Mul") else place) for node, place in nodes]
+        return *kinds, *map(id, self.constants)
+
+
+def apply(model: ir.Model) -> Iterator[Change]:
+    """Merge the constants of sums and products in series, where the graph then holds no more numbers; in place."""
+    while pairs := _no_larger([pair for node in nodes_of(model, *SUMS, *FACTORS) if (pair := _pair(node))]):
+        for pair in pairs:
+            place, description = pair.second.name or "", f"{pair.first.op_type}, {pair.second.op_type}"
+            new = _written(Writer(model, pair.second), pair)
+            Writer(model, pair.second).replace(pair.second.outputs[0], new)
+            yield Change(rewrite=CONSTANTS.name, place=place, description=f"{description} -> one constant")
+        clean(model)
+
+
+def _pair(second: ir.Node) -> _Pair | None:
+    """The pair of a node and the one before, if both have a constant and nothing reads what is between."""
+    place = next((place for place in (0, 1) if is_constant(second.inputs[place])), None)
+    value = None if place is None else second.inputs[1 - place]
+    sums = second.op_type in SUMS
+    first = made_by(value, *(SUMS if sums else (*FACTORS, "MatMul")))
+    if first is None or value is None or place is None or len(value.uses()) > 1 or value.is_graph_output():
+        return None
+    at = next((at for at in (0, 1) if is_constant(first.inputs[at])), None)
+    given, own = None if at is None else constant(first.inputs[at]), constant(second.inputs[place])
+    if at is None or given is None or own is None or {given.dtype.kind, own.dtype.kind} != {"f"}:
+        return None
+    with np.errstate(all="ignore"):  # what is out of range is not merged
+        if not sums:
+            merged = _factor(first, at, second, place)
+        else:
+            merged = None if linear_of(value) else _shift(second, place, _shift(first, at, 0.0))
+    if merged is None or merged.shape not in (given.shape, own.shape) or not _is_in_range(merged, given, own, value):
+        return None
+    return _Pair(first, second, (at, place), merged)
+
+
+def _shift(node: ir.Node, place: int, before: Array | float) -> Array:
+    """What a sum adds, if this was added before."""
+    numbers = constant(node.inputs[place])
+    assert numbers is not None
+    if node.op_type == "Add":
+        return before + numbers
+    return before - numbers if place == 1 else numbers - before
+
+
+def _factor(first: ir.Node, at: int, second: ir.Node, place: int) -> Array | None:
+    """The constant of the first product, times that of the second; None if that is no product."""
+    given, own = constant(first.inputs[at]), constant(second.inputs[place])
+    assert given is not None
+    assert own is not None
+    if second.op_type == "Div" and (place == 0 or not own.all()):
+        return None
+    if first.op_type == "MatMul" and own.size > 1:
+        return None
+    if first.op_type == "Div" and at == 1:
+        if not given.all():
+            return None
+        given = 1 / given
+    own = own.reshape(()) if first.op_type == "MatMul" else own
+    return given / own if second.op_type == "Div" else given * own
+
+
+def _is_in_range(merged: Array, given: Array, own: Array, value: ir.Value) -> bool:
+    """Whether the type of a value has all numbers; those that are infinite before may be infinite."""
+    most = LARGEST.get(value.dtype.name if value.dtype is not None else "", float(np.finfo(np.float32).max))
+    infinite = ~np.isfinite(np.broadcast_to(given, merged.shape)) | ~np.isfinite(np.broadcast_to(own, merged.shape))
+    return not np.isnan(merged).any() and bool((infinite | (np.abs(merged) <= most)).all())
+
+
+def _no_larger(pairs: list[_Pair]) -> list[_Pair]:
+    """The pairs after which the graph holds no more numbers, none of which has a node of another.
+
+    A constant as large as the merged one is then read by nothing else, or by pairs that are merged to the same.
+    """
+    merged: dict[object, set[ir.Node]] = defaultdict(set)
+    for pair in pairs:
+        merged[pair.key] |= {pair.first, pair.second}
+    found: list[_Pair] = []
+    taken: set[ir.Node] = set()
+    for pair in pairs:
+        large = [value for value in pair.constants if value is not None and tuple(_shape(value)) == pair.merged.shape]
+        gone = any({*value.consumers()} <= merged[pair.key] for value in large)
+        if gone and not {pair.first, pair.second} & taken:
+            found.append(pair)
+            taken |= {pair.first, pair.second}
+    return found
+
+
+def _shape(value: ir.Value) -> tuple[int, ...]:
+    numbers = constant(value)
+    return () if numbers is None else numbers.shape
+
+
+def _written(write: Writer, pair: _Pair) -> ir.Value:
+    """Write the operator that computes the same as both."""
+    at, like = pair.places[0], pair.first.outputs[0]
+    x, merged = pair.first.inputs[1 - at], write.constant(pair.merged, like=like)
+    if pair.first.op_type in SUMS:
+        nodes = zip((pair.first, pair.second), pair.places, strict=True)
+        signs = [node.op_type == "Sub" and place == 0 for node, place in nodes]
+        inputs, operator = ((x, merged), "Add") if signs[0] == signs[1] else ((merged, x), "Sub")
+    elif pair.first.op_type == "Div" and at == 1:
+        inputs, operator = (x, merged), "Mul"
+    else:
+        inputs, operator = ((x, merged) if at else (merged, x)), pair.first.op_type
+    return shaped_like(write(operator, *inputs), pair.second.outputs[0])
+
+
+CONSTANTS = Rewrite("constants", "constants in series, one of which has the shape of the result", apply)

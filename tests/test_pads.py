@@ -135,13 +135,27 @@ def test_minus_infinity_is_padding_of_the_pool_and_is_added_to_its_own():
         ([("LeakyRelu", "c", "r")], {}),
         ([("Clip", "c -1 6", "r")], {}),
         ([("Clip", "c", "r")], {}),
+        ([("Clip", "c 0 -1", "r")], {}),
+        ([("ReduceMax", "c", "m", {"keepdims": 0}), ("Clip", "c 0 m", "r")], {}),
         ([("Relu", "c", "a"), ("Concat", "a c", "r", {"axis": 1})], {}),
         (RELU, {"value": 1.0}),
         (RELU, {"widths": WIDTHS["as wide"]}),
         (RELU, {"ceil_mode": 1}),
         (RELU, {"dilations": [2, 1]}),
     ],
-    ids=["negative", "LeakyRelu", "Clip", "no limit", "a part", "ones", "a window of zeros", "ceil", "dilated"],
+    ids=[
+        "negative",
+        "LeakyRelu",
+        "Clip",
+        "no limit",
+        "below 0",
+        "computed",
+        "a part",
+        "ones",
+        "a window of zeros",
+        "ceil",
+        "dilated",
+    ],
 )
 def test_zeros_that_may_be_the_maximum_stay(rows, other):
     assert pads(stem(rows, **other)) == 1

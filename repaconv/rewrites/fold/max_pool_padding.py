@@ -81,8 +81,9 @@ def _is_never_negative(value: ir.Value | None, depth: int = DEPTH) -> bool:
     if made_by(value, *NEVER_NEGATIVE):
         return True
     if (clip := made_by(value, "Clip")) is not None:
-        least = scalar(input_at(clip, 1))
-        return least is not None and least >= 0
+        least, most = scalar(input_at(clip, 1)), input_at(clip, 2)
+        reached = 0.0 if most is None else scalar(most)  # a Clip whose maximum is below its minimum returns the maximum
+        return least is not None and least >= 0 and reached is not None and reached >= 0
     node = made_by(value, *KEEPING) if depth else None
     if node is None:
         return False

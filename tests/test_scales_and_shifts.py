@@ -347,3 +347,55 @@ def test_a_scale_of_parts_goes_into_every_padded_convolution_of_all():
     rows = [*rows, ("Conv", "u l", "p", SAME), ("Conv", "u r", "q", SAME), ("Mul", "p q", "y")]
     weights = {"f": normal(WIDTH, 1, 1), "l": normal(4, 2 * WIDTH, 3, 3), "r": normal(4, 2 * WIDTH, 3, 3)}
     assert operators(rows, weights) == ["Concat", *["Conv"] * 4, "Mul", "Relu", "Relu", "Sin"]
+
+
+# --- Shifts of slices of one layer are part of its bias, and it stays one layer.
+
+MODULATION = [
+    ("Sigmoid", "x", "sx"),
+    ("Mul", "x sx", "silu"),
+    ("MatMul", "silu w", "p"),
+    ("Add", "p b", "q"),
+    ("Split", "q", "shift scale gate", {"axis": 1, "num_outputs": 3}),
+    ("Add", "scale one", "scale1"),
+    ("Unsqueeze", "scale1 axis", "scale2"),
+    ("Mul", "tokens scale2", "scaled"),
+    ("Unsqueeze", "shift axis", "shift2"),
+    ("Add", "scaled shift2", "shifted"),
+    ("Tanh", "shifted", "t"),
+    ("Unsqueeze", "gate axis", "gate2"),
+]
+
+
+def modulated(rows, wanted, batch=None, **weights):
+    """A layer of which parts scale, shift and gate tokens, as adaLN does."""
+    given = {"w": normal(6, 3 * 5), "b": normal(3 * 5), "one": np.float64(1), "axis": np.array([1])}
+    given |= {"tokens": normal(1, 4, 5)}
+    found = operators([*MODULATION, *rows], {**given, **weights}, shape=(2, 6), batch=batch)
+    assert [found.count(name) for name in ("MatMul", "Gemm", "Split", "Add")] == wanted
+
+
+GATED = [("Mul", "t gate2", "y")]
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_the_one_of_a_scale_is_part_of_the_bias_of_the_layer_that_makes_it(batch):
+    modulated(GATED, [0, 1, 1, 1], batch)
+
+
+def test_a_shift_of_every_slice_is_part_of_the_bias():
+    modulated([("Add", "gate2 own", "gate3"), ("Mul", "t gate3", "y")], [0, 1, 1, 1], own=normal(5))
+
+
+def test_a_layer_without_a_bias_gets_one():
+    rows = [row for row in MODULATION if row[1] != "p b"]
+    rows = [(op, names.replace("q", "p"), *rest) for op, names, *rest in rows]
+    given = {"w": normal(6, 3 * 5), "one": np.float64(1), "axis": np.array([1]), "tokens": normal(1, 4, 5)}
+    found = operators([*rows, *GATED], given, shape=(2, 6))
+    assert [found.count(name) for name in ("MatMul", "Gemm", "Split", "Add")] == [0, 1, 1, 1]
+
+
+def test_a_slice_with_two_shifts_keeps_them():
+    """What is read as s and as 1 + s is not moved into the layer, which is not split either."""
+    rows = [("Unsqueeze", "scale axis", "s2"), ("Mul", "t s2", "u"), ("Add", "u gate2", "y")]
+    modulated(rows, [1, 0, 1, 4])

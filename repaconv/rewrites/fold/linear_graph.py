@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -121,10 +121,11 @@ def gain_of(vertex: Vertex) -> int | None:
     before = _cost(vertex, vertex.inputs, vertex.shift is not None)
     if len(vertex.outputs) > 1 and any(isinstance(edge, Dense) for edge in vertex.inputs.values()):
         before -= 1  # at equal cost, one product that several vertices read is better than several products
-    saved, arranged = before, len(vertex.outputs) > 1 and arrangement(vertex) is not None
+    saved, arranged = before, arrangement(vertex) if len(vertex.outputs) > 1 else None
     for user in vertex.outputs:
         now: dict[Vertex, Costed] = {**user.inputs}
-        if arranged:  # the product's channels could be reordered and scaled so that this reader only slices
+        shifted = user.shift is not None
+        if arranged is not None:  # the product's channels could be arranged so that this reader only slices
             now[vertex] = _as_slice(user.inputs[vertex])
         then = {source: edge for source, edge in now.items() if source is not vertex}
         for source, inner in vertex.inputs.items():
@@ -132,8 +133,8 @@ def gain_of(vertex: Vertex) -> int | None:
             then[source] = sum_to_cost(then[source], new) if source in then else new
         if all(edge.is_zero for edge in then.values()):
             return None  # all edges would cancel, and a vertex without edges cannot be written
-        shifted = user.shift is not None
-        saved += _cost(user, now, shifted) - _cost(user, then, shifted or vertex.shift is not None)
+        kept = shifted and (arranged is None or user not in arranged.shifted)
+        saved += _cost(user, now, kept) - _cost(user, then, shifted or vertex.shift is not None)
     return saved
 
 
@@ -148,17 +149,33 @@ def _is_bare(user: Vertex, source: Vertex) -> bool:
     return user.shift is None and isinstance(user.inputs[source], Dense)
 
 
-def arrangement(vertex: Vertex) -> Pick | None:
-    """The order and factors that let every reader of a product take a plain slice of it.
+class Arrangement(NamedTuple):
+    """What to apply to the channels of a product so that every reader takes a plain slice of it.
+
+    Attributes:
+        order: The selection with factors.
+        shift: What to add to the channels then, [len(order.index)]; None for nothing.
+        shifted: The readers whose shift that contains.
+    """
+
+    order: Pick
+    shift: Vector | None
+    shifted: frozenset[Vertex]
+
+
+def arrangement(vertex: Vertex) -> Arrangement | None:
+    """The order, factors and shifts that let every reader of a product take a plain slice of it.
+
+        s_i (W x + b)_i + t_i = (s W x + s b + t)_i
 
     Returns:
-        The selection with factors to apply to the product's channels. None if the vertex is no product, if its readers
-        need different factors, or if they only slice it already.
+        None if the vertex is no product, if its readers need different factors, or if they only slice it already.
+        Shifts stay with the readers if these need different ones.
     """
     edges = [user.inputs[vertex] for user in vertex.outputs]
     picks = [edge for edge in edges if isinstance(edge, Pick)]
     dense = all(isinstance(edge, Dense) for edge in vertex.inputs.values())
-    if vertex.is_fixed or not dense or not picks or len(picks) < len(edges) or all(map(_is_slice, picks)):
+    if vertex.is_fixed or not dense or not picks or len(picks) < len(edges):
         return None
     factor, read = np.ones(vertex.width), np.zeros(vertex.width, bool)
     for edge in picks:
@@ -167,11 +184,38 @@ def arrangement(vertex: Vertex) -> Pick | None:
         factor[places], read[places] = scale, True
         if others.any() or (factor[places] != scale).any():
             return None
+    added, shifted = _shift_of_readers(vertex)
+    sliced = all(map(_is_slice, picks))
+    if sliced and not shifted:
+        return None
     order = np.concatenate([edge.index[edge.rows] for edge in picks])
-    if len(np.unique(order)) < len(order):
+    if sliced or len(np.unique(order)) < len(order):
         order = np.arange(vertex.width)
-    found = Pick(order, factor[order], vertex.width)
-    return None if found.is_identity else found
+    found = Arrangement(Pick(order, factor[order], vertex.width), added[order] if shifted else None, shifted)
+    return None if found.order.is_identity and not shifted else found
+
+
+def _shift_of_readers(vertex: Vertex) -> tuple[Vector, frozenset[Vertex]]:
+    """What the readers of a product that only select channels add to them, and these readers.
+
+    Returns:
+        The number for each channel of the product; no readers if one channel would need two numbers.
+    """
+    added, read = np.zeros(vertex.width), np.zeros(vertex.width, bool)
+    shifted = set()
+    for user in vertex.outputs:
+        edge = user.inputs[vertex]
+        assert isinstance(edge, Pick)
+        places, own = edge.index[edge.rows], np.zeros(int(edge.rows.sum()))
+        if user.shift is not None and len(user.inputs) == 1 and edge.rows.all():
+            own = user.shift
+            shifted.add(user)
+        if (read[places] & (added[places] != own)).any():
+            return np.zeros(vertex.width), frozenset()
+        added[places], read[places] = own, True
+        if (added[places] != own).any():
+            return np.zeros(vertex.width), frozenset()
+    return added, frozenset(shifted)
 
 
 def _is_slice(edge: Pick) -> bool:
@@ -327,10 +371,11 @@ def _is_unchanged(user: Vertex, was: Reader) -> bool:
     )
 
 
-# --- Reorder and scale the channels of a product so that its readers only slice it.
+# --- Reorder, scale and shift the channels of a product so that its readers only slice it.
 #
 # Queries, keys and values are often one linear layer, sometimes interleaved head by head, and only the queries are
-# scaled. Three layers would need as many multiplications, but three calls.
+# scaled. Three layers would need as many multiplications, but three calls. So are the scales and shifts that a network
+# makes for its norms of a condition (adaLN), of which the scales are read as 1 + s.
 
 
 def arrange(graph: LinearGraph) -> bool:
@@ -345,10 +390,13 @@ def arrange(graph: LinearGraph) -> bool:
     return bool(found)
 
 
-def _arrange(graph: LinearGraph, vertex: Vertex, order: Pick) -> None:
+def _arrange(graph: LinearGraph, vertex: Vertex, found: Arrangement) -> None:
+    order = found.order
     new = Vertex(len(order.index), None, changed=True, absorbed=[*vertex.absorbed, "order"])
     new.inputs = {source: composition(order, edge) for source, edge in vertex.inputs.items()}
     new.shift = None if vertex.shift is None else applied(order, vertex.shift)
+    if found.shift is not None:
+        new.shift = found.shift if new.shift is None else new.shift + found.shift
     graph.add(new)
     back = np.full(vertex.width, -1)
     back[order.index] = np.arange(len(order.index))
@@ -357,6 +405,8 @@ def _arrange(graph: LinearGraph, vertex: Vertex, order: Pick) -> None:
         assert isinstance(edge, Pick)
         places = np.where(edge.rows, back[edge.index], -1)
         user.read(new, Pick(places, edge.rows.astype(np.float64), new.width))
+        if user in found.shifted:
+            user.shift = None
     graph.forget(vertex)
 
 

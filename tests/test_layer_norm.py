@@ -61,6 +61,10 @@ FORMS = {
         ("Add", "f b", "y"),
     ],
     "no affine": [*VARIANCE, ROOT, ("Div", "c s", "y")],
+    "another difference for the variance": [
+        *(MEAN, ("Sub", "m x", "a"), ("Mul", "a a", "q"), *VARIANCE[3:], ROOT, ("Sub", "x m", "c")),
+        *TORCH[-3:],
+    ],
 }
 
 

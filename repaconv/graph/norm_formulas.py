@@ -100,10 +100,13 @@ def _squared(value: ir.Value | None) -> ir.Value | None:
 
 
 def _centered(value: ir.Value | None) -> _Mean | None:
-    """Return the mean that x - mean(x) subtracts."""
+    """Return the mean of x - mean(x), or of mean(x) - x, which has the same square."""
     node = made_by(value, "Sub")
-    mean = _averaged(node.inputs[1]) if node is not None else None
-    return mean if node is not None and mean is not None and mean.x is node.inputs[0] else None
+    for x, average in (node.inputs, node.inputs[::-1]) if node is not None else ():
+        mean = _averaged(average)
+        if mean is not None and mean.x is x:
+            return mean
+    return None
 
 
 def _averaged(value: ir.Value | None) -> _Mean | None:

@@ -399,3 +399,63 @@ def test_a_slice_with_two_shifts_keeps_them():
     """What is read as s and as 1 + s is not moved into the layer, which is not split either."""
     rows = [("Unsqueeze", "scale axis", "s2"), ("Mul", "t s2", "u"), ("Add", "u gate2", "y")]
     modulated(rows, [1, 0, 1, 4])
+
+
+# --- Layers on both sides of a view that keeps the channels of every token together.
+
+REGROUPED = [
+    ("MatMul", "x w1", "p"),
+    ("Add", "p b1", "q"),
+    ("Reshape", "q r", "t"),
+    ("MatMul", "t w2", "u"),
+    ("Add", "u b2", "v"),
+    ("Tanh", "v", "y"),
+]
+AS_IMAGE = [
+    ("MatMul", "x w1", "p"),
+    ("Add", "p b1", "q"),
+    ("Transpose", "q", "turned", {"perm": [0, 2, 1]}),
+    ("Reshape", "turned image", "t"),
+    ("Conv", "t w3 b2", "u"),
+    ("Tanh", "u", "y"),
+]
+
+
+def regrouped(rows, batch=None, widths=(6, 6, 4), **more):
+    """Operators after folding of two layers of tokens, [B, 8, 6], with a view between them."""
+    first, between, last = widths
+    given = {"w1": normal(first, between), "b1": normal(between), "w2": normal(between, last), "b2": normal(last)}
+    given |= {"w3": normal(last, between, 1, 1)} | integers(r=[-1, 4, between], image=[-1, between, 2, 4])
+    return operators(rows, {**given, **more}, shape=(2, 8, first), batch=batch)
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_a_layer_of_regrouped_tokens_is_composed_with_the_layer_before(batch):
+    assert regrouped(REGROUPED, batch) == ["Add", "MatMul", "Reshape", "Tanh"]
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_a_convolution_of_tokens_as_an_image_is_composed_with_the_layer_before(batch):
+    assert regrouped(AS_IMAGE, batch) == ["Add", "MatMul", "Reshape", "Tanh", "Transpose"]
+
+
+def test_a_convolution_of_tokens_as_an_image_absorbs_a_scale_and_shift():
+    rows = [("Tanh", "x", "z"), ("Mul", "z b1", "p"), ("Add", "p b1", "q"), *AS_IMAGE[2:]]
+    assert regrouped(rows) == ["Add", "MatMul", "Reshape", "Tanh", "Tanh", "Transpose"]
+
+
+STAY = {
+    "more channels": (REGROUPED, (6, 4, 5), {}),
+    "a view that takes tokens apart": (REGROUPED, (6, 6, 4), {"r": [-1, 16, 3], "w2": normal(3, 4)}),
+    "another order of channels": (AS_IMAGE, (6, 6, 4), {"image": [-1, 8, 2, 3], "w3": normal(4, 8, 1, 1)}),
+    "several pixels": (AS_IMAGE, (6, 6, 4), {"w3": normal(4, 6, 2, 1)}),
+    "read as well": ([*REGROUPED[:-1], ("ReduceMax", "t", "m"), ("Add", "v m", "y")], (6, 6, 4), {}),
+    "a norm": ([("LayerNormalization", "x b1 b1", "q"), *AS_IMAGE[2:]], (6, 6, 4), {}),
+}
+
+
+@pytest.mark.parametrize("case", STAY)
+def test_a_layer_after_a_view_stays(case):
+    rows, widths, more = STAY[case]
+    wanted = sorted(row[0] for row in rows)
+    assert regrouped(rows, widths=widths, **{name: np.array(numbers) for name, numbers in more.items()}) == wanted

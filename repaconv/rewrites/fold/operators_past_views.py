@@ -1,7 +1,8 @@
 """Move operators from after views (Reshape, Transpose, ...) to before them, where linear layers can absorb them.
 
 A view only moves numbers, so an operator that acts on its result can act on its source instead. This is done for
-selections along one axis of the source, constants that vary along one such axis, and sums of two equal views.
+selections along one axis of the source, constants that vary along one such axis, sums of two equal views, and linear
+layers and 1x1 convolutions after the layer or scale that they can be composed with.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.channel_axes import batchnorm
+from repaconv.graph.channel_axes import LAST, batchnorm, scale_and_shift
 from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
 from repaconv.graph.index_selections import are_consecutive, perm_of, selection_of
 from repaconv.graph.nodes_and_constants import (
@@ -21,9 +22,11 @@ from repaconv.graph.nodes_and_constants import (
     constant,
     is_constant,
     is_read,
+    is_read_once,
     made_by,
     nodes_of,
     only_reader,
+    shape_of_constant,
 )
 from repaconv.graph.operator_facts import ARITHMETIC, ROW_NORMS, SELECTIONS, VIEWS
 from repaconv.graph.symbolic_shapes import Sizes, as_numbers, rank_of, set_shape, shaped_like, sizes
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def move_before_views(model: ir.Model, embeddings: Collection[ir.Node] = ()) -> None:
-    """Move selections, constants, BatchNormalizations and sums to before the views that they act on; in place.
+    """Move selections, constants, BatchNormalizations, sums and layers to before the views that they act on; in place.
 
     Args:
         model: In the form that `repaconv.graph.canonical_form` makes.
@@ -57,6 +60,8 @@ def move_before_views(model: ir.Model, embeddings: Collection[ir.Node] = ()) -> 
             _move_batchnorm(model, node)
         elif node.op_type == "ScatterND":
             _move_assignment(model, node)
+        elif node.op_type in ("MatMul", "Conv"):
+            _move_linear(model, node)
 
 
 def back_to_norms(model: ir.Model) -> None:
@@ -179,6 +184,73 @@ def _move_constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LI
     new = write(node.op_type, *((view.source, other) if place == 0 else (other, view.source)))
     set_shape(new, shape, view.source)
     _replace_by_view(write, new, view)
+
+
+def _move_linear(model: ir.Model, node: ir.Node) -> None:
+    """Apply a layer to the tokens of which it reads a view, if it is composed with the layer or scale before that.
+
+        W view(s x + t) + b = view(W (s x + t) + b),    if the view keeps the channels of every token together
+
+    The layer is linear, or a 1x1 convolution. A decoder maps the tokens of a Vision Transformer as images (DPT), and
+    TimeSformer regroups tokens between two layers.
+    """
+    found = _matrix(node)
+    x = node.inputs[0]
+    view = view_of(x) if found is not None and x is not None else None
+    if found is None or x is None or view is None or view.source is x or view.places or view.scale != 1:
+        return
+    axis, weight, bias = found
+    merged = view.merged(axis)
+    if merged is None or len(merged.axes[axis]) != 1 or merged.axes[axis] != merged.of[-1]:
+        return
+    if not _is_alone(x, view.source) or not _can_absorb(view.source, weight):
+        return
+    shape = sizes(view.source)
+    assert shape is not None
+    write = Writer(model, node)
+    new = write("MatMul", view.source, write.constant(weight, like=node.inputs[1]))
+    set_shape(new, (*shape[:-1], weight.shape[1]), view.source)
+    if bias is not None:
+        new = shaped_like(write("Add", new, write.constant(bias, like=node.inputs[1])), new)
+    seen = merged.narrowed(new, merged.axes[axis][0], weight.shape[1]).write(write)
+    if seen is not None:
+        write.replace(node.outputs[0], seen)
+
+
+def _matrix(node: ir.Node) -> tuple[int, Array, Array | None] | None:
+    """The axis of the channels that a layer maps, its matrix [c, d], and its bias; None if it is no such layer."""
+    rank = rank_of(node.outputs[0])
+    if node.op_type == "MatMul":
+        weight = constant(node.inputs[1])
+        return None if weight is None or weight.ndim != 2 or is_constant(node.inputs[0]) else (rank - 1, weight, None)
+    kernel = kernel_of(node)
+    if kernel is None or not kernel.acts_by_place or kernel.groups > 1:
+        return None
+    return 1, kernel.weight.reshape(kernel.weight.shape[:2]).T, kernel.bias
+
+
+def _is_alone(value: ir.Value, source: ir.Value) -> bool:
+    """Whether a value is all that is made of the source of its chain of views, and is read once."""
+    while is_read_once(value):
+        if value is source:
+            return True
+        node = value.producer()
+        assert node is not None
+        assert node.inputs[0] is not None
+        value = node.inputs[0]
+    return False
+
+
+def _can_absorb(source: ir.Value, weight: Array) -> bool:
+    """Whether a layer is composed with the operator that computes its input: it makes no more channels of it.
+
+    A scale and a shift of a norm cost nothing there.
+    """
+    node = source.producer()
+    if node is None or weight.shape[1] > weight.shape[0] or of_norm(source):
+        return False
+    first = shape_of_constant(node.inputs[1]) if node.op_type == "MatMul" and not node.domain else None
+    return len(first) == 2 if first is not None else scale_and_shift(node, LAST) is not None
 
 
 def _replace_by_view(write: Writer, new: ir.Value, view: View) -> None:

@@ -229,7 +229,9 @@ def _shown(value: Any) -> str:
 
 def codes() -> str:
     """Every stable code, the exit code that goes with it and what to do."""
-    rows = sorted({(code, exits, hint) for path in PACKAGE.rglob("*.py") for code, exits, hint in _raised(path)})
+    rows = sorted(
+        {(code, exits, hint) for path in PACKAGE.rglob("*.py") for code, exits, hint in _raised(path) if hint}
+    )
     head = "# Exit codes and error codes\n\n| Exit code | Meaning |\n|---|---|\n| 0 | done and verified |\n"
     head += "| 1 | a gate failed |\n| 2 | usage or configuration |\n| 3 | environment |\n| 4 | input refused |\n"
     head += "| 5 | inconclusive |\n| 130, 143, 129 | interrupted by Ctrl-C, by SIGTERM, by SIGHUP |\n\n"
@@ -247,7 +249,16 @@ def _raised(path: Path) -> Iterator[tuple[str, int, str]]:
         given = {each.arg: each.value for each in node.keywords}
         code = given.get("code")
         if isinstance(code, ast.Constant):
-            yield str(code.value), EXITS[name], _text(given.get("hint")) or _message(node, given)
+            for hint in _alternatives(given.get("hint")):
+                yield str(code.value), EXITS[name], _text(hint) or _message(node, given)
+
+
+def _alternatives(node: ast.expr | None) -> Iterator[ast.expr | None]:
+    """The texts of a conditional expression, or the one text of any other."""
+    if isinstance(node, ast.IfExp):
+        yield from (*_alternatives(node.body), *_alternatives(node.orelse))
+    else:
+        yield node
 
 
 def _constructed(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:

@@ -32,6 +32,14 @@ class Two(Net):
     def forward(self, x, depth):
         return self.stem(x) + depth
 
+class Video(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv3d(3, 8, 4, 4)
+
+    def forward(self, x):
+        return self.stem(x)
+
 class Number(Net):
     def forward(self, x):
         return {"of": self.stem(x), "wide": x.shape[-1]}
@@ -117,6 +125,13 @@ def test_what_takes_or_gives_something_else_is_told_so(code, kind, told, code_of
     with pytest.raises((Refused, GateFailed), match=told) as caught:
         rc.fold("c.pth", arch=f"./net.py:{kind}", **code)
     assert caught.value.code == code_of
+
+
+def test_a_network_of_videos_is_not_told_to_take_images_of_another_size(code):
+    torch.save(_named(nn.Conv3d(3, 8, 4, 4)).state_dict(), "c.pth")
+    with pytest.raises(Refused, match="does not take one image") as caught:
+        rc.fold("c.pth", arch="./net.py:Video", **code)
+    assert caught.value.hint.startswith("Its first convolution is of videos or volumes, not of images. Fold the module")
 
 
 def test_channels_are_those_of_the_first_convolution(code):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -240,3 +242,46 @@ def test_a_selection_of_nothing_is_folded_around():
     feeds = {"x": random.standard_normal((2, 3, 6)).astype(np.float32)}
     after = onnx.load("repaconv-out/net/net.folded.onnx")
     np.testing.assert_allclose(*(load_onnx(each).run(feeds)["y"] for each in (model, after)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool", "Conv"])
+def test_windows_with_dilations_that_pad_themselves_are_refused_with_what_to_write(kind):
+    """ONNX Runtime gives smaller images than ONNX specifies, and a fold that takes ONNX's sizes does not run."""
+    pool = helper.make_node(
+        kind, ["c", "k"][: 1 + (kind == "Conv")], ["p"], auto_pad="SAME_UPPER", dilations=[2, 2], kernel_shape=[3, 3]
+    )
+    (conv, norm), weights = conv_and_norm(pads=[1, 1, 1, 1])
+    norm.input[0] = "p"
+    weights |= {"k": np.ones((4, 4, 3, 3), np.float32)} if kind == "Conv" else {}
+    write([conv, pool, norm], weights, {"y": (F, ["N", 4, "H", "W"])}, opset=19)
+    with pytest.raises(Refused, match=f"a {kind} with auto_pad=SAME_UPPER and dilations, p") as caught:
+        rc.fold("net.onnx")
+    assert caught.value.code == "onnx.auto-pad"
+    assert "explicit padding" in caught.value.hint
+
+
+def test_a_graph_that_does_not_load_is_refused_before_it_folds(repaconv):
+    """Its pool is padded by a whole window, which ONNX's checker accepts."""
+    nodes, weights = conv_and_norm()
+    nodes[-1].output[0] = "n"
+    nodes.append(helper.make_node("MaxPool", ["n"], ["y"], kernel_shape=[2, 2], pads=[2, 2, 2, 2]))
+    write(nodes, weights, {"y": (F, ["N", 4, "H", "W"])})
+    steps = []
+    with pytest.raises(Refused, match="does not load") as caught:
+        rc.fold("net.onnx", progress=lambda step, *_: steps.append(step))
+    assert (caught.value.code, "fold" in steps) == ("onnx.unloadable", False)
+    assert "as a Pad before the pool" in caught.value.hint
+
+
+def test_external_weights_that_are_too_short_are_named_whatever_opens_them(repaconv):
+    nodes, weights = conv_and_norm()
+    model = write(nodes, weights, {"y": (F, ["N", 4, "H", "W"])})
+    onnx.save(model, "whole.onnx")
+    onnx.save(model, "short.onnx", save_as_external_data=True, location="short.data", size_threshold=0)
+    whole = Path("short.data").read_bytes()
+    Path("short.data").write_bytes(whole[:100])
+    commands = "fold short.onnx", "bench short.onnx", "compare whole.onnx short.onnx", "compare short.onnx whole.onnx"
+    for command in commands:
+        code, _, said = repaconv(*command.split())
+        assert code == 4, command
+        assert f"short.data, which has 100 bytes of the {len(whole):,} that they take. (onnx.external)" in said, command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,20 @@ from onnx import numpy_helper
 from test_fold_proof import planted
 
 import repaconv as rc
-from repaconv.core.errors import GateFailed
+from repaconv.core.errors import GateFailed, Refused
+from repaconv.core.progress import silent
 from repaconv.graph.model_rewriting import rewritten
+from repaconv.results import Change, Figures, Link
 from repaconv.rewrites.fold.fold_pipeline import FOLDS, without
+from repaconv.sources.fold_size_reverts import Kept
+from repaconv.stages.fold.rounding_reverts import compared_with_reverts
+from repaconv.stages.fold.speed_reverts import fold_with_reverts
 from repaconv.verification import folded_graph_verification
 from repaconv.verification.cut_at_discrete_operators import cut_at_choices
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import verification_links
 from repaconv.verification.numerical_cancellation import small_values
-from repaconv.verification.onnx_model_loading import folded
+from repaconv.verification.onnx_model_loading import Folded, folded
 
 
 def of_norm(random: np.random.Generator, width: int) -> dict[str, np.ndarray]:
@@ -104,6 +110,35 @@ def test_rewrites_are_reverted_where_no_value_helps(monkeypatch):
     assert "rounds by more than 8 times" in done.not_folded[0]
     assert {change.rewrite for change in done.changes} == {"convolution"}
     assert {link.verdict for link in done.links} == {"passed"}
+
+
+def test_a_refold_of_which_nothing_can_be_compared_is_reverted_as_well(monkeypatch):
+    """A fold that fails by its rounding, and one that rounds so that nothing shows: the original graph remains."""
+    given, failing, unknown = (Evaluated(cancelling()) for _ in range(3))
+    names = {"name": "onnx", "reference": "given", "candidate": "folded"}
+    worse = Link.concluded("exceeds_tolerance", figures=Figures(error=1.0, error_in_float64=0.0), **names)
+
+    def compared(source, before, after, *, unverified, **_):
+        if after.model is failing.model:
+            return (worse,)
+        if unverified:
+            return (worse.because("rounding_too_large"),)
+        raise Refused("no output could be compared.", code="fold.not-proved")
+
+    monkeypatch.setattr("repaconv.stages.fold.rounding_reverts.verification_links", compared)
+    monkeypatch.setattr("repaconv.stages.fold.rounding_reverts.small_values", lambda *_: [])
+    changes = [Change(rewrite=name, place="", description="") for name in ("affine", "convolution")]
+
+    def refold(names):
+        return Folded(unknown.model, [change for change in changes if change.rewrite not in names])
+
+    again = partial(fold_with_reverts, given, given, refold, measured=False, progress=silent)
+    for unverified in (False, True):
+        kept, links_of_rest = compared_with_reverts(
+            Path("net.onnx"), Kept(failing, changes), given, given, refold, again, unverified=unverified
+        )
+        assert (kept.graph, [*kept.changes], links_of_rest) == (given, [], ())
+        assert kept.reverts.names == ("affine", "convolution")
 
 
 def test_a_kept_value_is_no_output_afterwards_and_an_unknown_one_is_none():

@@ -16,6 +16,9 @@ from repaconv.graph.operator_facts import DEFAULT_DOMAIN, FLOATS, QUANTIZING
 if TYPE_CHECKING:
     import onnx
 
+BELOW_ONE_BYTE = (21, 22, 23, 25, 26)
+"""ONNX's element types of 4 and 2 bits, several of which share a byte."""
+
 
 def is_graph(path: Path) -> bool:
     """Return whether a file is an ONNX graph, by its suffix or by its first bytes (IR version, producer name)."""
@@ -209,20 +212,39 @@ def tensors_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Ten
             yield from tensors_of(inner)
 
 
-def external_files(model: onnx.ModelProto) -> list[str]:
-    """Return the names of external weight files, including those of subgraphs and functions."""
-    tensors = (tensor for whole in (model.graph, *model.functions) for tensor in tensors_of(whole))
-    return sorted({entry.value for each in tensors for entry in each.external_data if entry.key == "location"})
+def bytes_of(tensor: onnx.TensorProto) -> int | None:
+    """Return how many bytes its shape and type take; None if the type is unknown, or smaller than a byte."""
+    from onnx import helper
+
+    if tensor.data_type not in helper.get_all_tensor_dtypes() or tensor.data_type in BELOW_ONE_BYTE:
+        return None
+    return int(prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def external_files(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the external weight files, and how many bytes each needs, including those of subgraphs and functions."""
+    needed: dict[str, int] = {}
+    for tensor in (tensor for whole in (model.graph, *model.functions) for tensor in tensors_of(whole)):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if "location" in entries:
+            begin, length = (_count(entries.get(key, "")) for key in ("offset", "length"))
+            end = (begin or 0) + ((bytes_of(tensor) or 0) if length is None else length)
+            needed[entries["location"]] = max(needed.get(entries["location"], 0), end)
+    return dict(sorted(needed.items()))
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 @once_per_content
-def external_files_of(path: Path) -> tuple[str, ...]:
+def external_files_of(path: Path) -> dict[str, int]:
     """Return `external_files` of a graph's file.
 
     Raises:
         Refused: If it is not an ONNX file.
     """
-    return tuple(external_files(read_graph(path)))
+    return external_files(read_graph(path))
 
 
 def files_outside(names: Iterable[str], folder: Path) -> list[str]:
@@ -255,7 +277,7 @@ def require_inside(path: Path) -> None:
 
 
 def require_external_files(path: Path) -> None:
-    """Refuse a graph with external weights outside its folder, as `require_inside` does, or in a file that is missing.
+    """Refuse a graph with external weights outside its folder, as `require_inside` does, in a missing or a short file.
 
     Raises:
         Refused: If there is one (the first is named), or if it is not an ONNX file.
@@ -268,6 +290,13 @@ def require_external_files(path: Path) -> None:
             hint="Put it back next to the graph.",
             code="onnx.external",
         )
+    for name, needed in external_files_of(path).items():
+        if (size := (path.parent / name).stat().st_size) < needed:
+            raise Refused(
+                f"{path} refers to weights in {name}, which has {size:,} bytes of the {needed:,} that they take.",
+                hint="It is incomplete, or of another export: copy it again, or export both again.",
+                code="onnx.external",
+            )
 
 
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

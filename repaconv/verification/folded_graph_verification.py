@@ -792,6 +792,25 @@ def _numbers(weight: onnx.TensorProto) -> tuple[int, bytes]:
     return weight.data_type, numpy_helper.to_array(weight).tobytes()
 
 
+def require_runnable(source: Path, graph: Evaluated) -> None:
+    """Refuse a graph that ONNX Runtime does not load, or does not run on any inputs that were found, before it folds.
+
+    The inputs that were found, and the outputs on them, are kept for the comparison; the session is released.
+
+    Raises:
+        Refused: If it does not run.
+    """
+    from repaconv.verification.probe_inputs import Unrunnable
+
+    _require_opened(source, graph)
+    try:
+        graph.probes  # noqa: B018
+    except Unrunnable as error:
+        raise unrunnable(source, graph.model, error) from error
+    finally:
+        graph.close()
+
+
 def _require_opened(source: Path, graph: Evaluated, *, folded: bool = False) -> None:
     """Refuse a graph that ONNX Runtime does not load."""
     try:
@@ -802,6 +821,12 @@ def _require_opened(source: Path, graph: Evaluated, *, folded: bool = False) -> 
 
 def _not_loaded(source: Path, model: onnx.ModelProto, message: str, *, folded: bool = False) -> Refused:
     """Return the error to raise if ONNX Runtime does not load a graph; ``message`` is that of its engine."""
+    if not folded and (invalid := checker_error(model)):
+        return Refused(
+            f"{source} is not valid ONNX: {invalid}; ONNX Runtime does not load it either.",
+            hint="Export it again; `repaconv inspect` shows what it holds.",
+            code="onnx.invalid",
+        )
     why = message.partition(": ")[2].removesuffix(".")
     defect = "This is a defect of repaconv; please report it with `repaconv inspect` of the file."
     return Refused(
@@ -823,6 +848,8 @@ def _how_to_load(model: onnx.ModelProto, why: str) -> str:
         return "Its file format is newer than this ONNX Runtime: update that, or write a lower model.ir_version."
     if "same node name" in why:
         return "Give each node a name of its own, or none."
+    if "smaller than kernel" in why:
+        return "Its pools cannot be padded by a whole window: export the padding as a Pad before the pool."
     if "Could not find an implementation" in why:
         if (opset := opset_of(model)) < OLDEST_IN_FULL:
             return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +13,9 @@ from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large
 from repaconv.graph.input_sizes_from_weights import fix_sizes_from_weights
 from repaconv.graph.invalid_graphs import misfit, uncomputed_input
 from repaconv.graph.onnx_files import (
+    all_graphs,
+    attributes_of,
+    bytes_of,
     clear_dynamic_sizes,
     constants_of,
     dims_of,
@@ -52,8 +54,6 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "In
 mask there. Others may read infinity on purpose: a mask, a limit."""
 BIAS_INPUT = 2
 """The input of a convolution or Gemm that a mask may have been added to: minus infinity hides a channel."""
-BELOW_ONE_BYTE = (21, 22, 23, 25, 26)
-"""ONNX's element types of 4 and 2 bits, several of which share a byte."""
 CONTROL_FLOW = ("If", "Loop", "Scan")
 MIXED_TYPES = ("has inconsistent type", "elem type differs")
 """What ONNX's strict check says of values of two types where an operator takes one."""
@@ -61,6 +61,8 @@ UNKNOWN_OPERATOR = "No Op registered"
 """What ONNX's check says of a node of its own domain that it does not have in the opset."""
 UNSORTED_NODES = "topologically sorted"
 """What ONNX's check says of a graph with a node that reads what is not computed before it."""
+WINDOWED = ("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool")
+"""Operators of windows, which have padding and may have dilations."""
 QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
 
 
@@ -146,20 +148,11 @@ def _with_weights(path: Path) -> onnx.ModelProto:
     model = onnx.load(path, load_external_data=False)
     for whole in (model.graph, *model.functions):
         for tensor in tensors_of(whole):
-            stored, takes = {entry.key for entry in tensor.external_data}, _bytes_of(tensor)
+            stored, takes = {entry.key for entry in tensor.external_data}, bytes_of(tensor)
             if stored and "length" not in stored and takes is not None:
                 tensor.external_data.add(key="length", value=str(takes))
     load_external_data_for_model(model, str(path.parent))
     return model
-
-
-def _bytes_of(tensor: onnx.TensorProto) -> int | None:
-    """How many bytes its shape and type take; None if the type is unknown, or smaller than a byte."""
-    from onnx import helper
-
-    if tensor.data_type not in helper.get_all_tensor_dtypes() or tensor.data_type in BELOW_ONE_BYTE:
-        return None
-    return int(prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
 def _require_no_bytes_left(model: onnx.ModelProto) -> None:
@@ -169,7 +162,7 @@ def _require_no_bytes_left(model: onnx.ModelProto) -> None:
         ValueError: If there is one.
     """
     for tensor in tensors_of(model.graph):
-        takes = _bytes_of(tensor)
+        takes = bytes_of(tensor)
         if takes is not None and len(tensor.raw_data) > takes:
             raise ValueError(f"{tensor.name} has {len(tensor.raw_data)} bytes, but its shape and type take {takes}")
 
@@ -179,8 +172,8 @@ def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
 
     Raises:
         Refused: The graph has no inputs or no outputs, an input of unknown type, an output that is a map, values of
-            half precision where an operator takes another type, a loop with too many iterations, random numbers in its
-            outputs, or a weight with NaN or infinity.
+            half precision where an operator takes another type, windows with dilations that pad themselves, a loop with
+            too many iterations, random numbers in its outputs, or a weight with NaN or infinity.
     """
     if not inputs_of(model) or not model.graph.output:
         raise Refused(
@@ -201,6 +194,7 @@ def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
             code="onnx.map",
         )
     _require_matching_types(path, model)
+    _require_specified_padding(path, model)
     _require_finite_loops(path, model)
     _require_repeatable(path, model)
     _require_finite_weights(path, model)
@@ -219,6 +213,23 @@ def _require_matching_types(path: Path, model: onnx.ModelProto) -> None:
             hint="Export it again in one precision, or with a Cast where two of them meet.",
             code="onnx.invalid",
         )
+
+
+def _require_specified_padding(path: Path, model: onnx.ModelProto) -> None:
+    """Refuse windows with dilations that pad themselves: ONNX Runtime pads pools as if without, and runs no Conv.
+
+    The images that it gives are smaller than those that ONNX specifies, and that every other part of a graph expects.
+    """
+    for node in (node for part in all_graphs(model.graph) for node in part.node if node.op_type in WINDOWED):
+        how = {} if node.domain else attributes_of(node)
+        auto, steps = how.get("auto_pad", b"").decode(), how.get("dilations", ())
+        if auto.startswith("SAME") and any(step != 1 for step in steps):
+            raise Refused(
+                f"{path} has a {node.op_type} with auto_pad={auto} and dilations, {node.output[0]}, which ONNX Runtime "
+                "does not compute as ONNX specifies.",
+                hint="Export it with explicit padding, which is written as pads in place of auto_pad.",
+                code="onnx.auto-pad",
+            )
 
 
 def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:

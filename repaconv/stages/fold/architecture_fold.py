@@ -68,9 +68,19 @@ def called(module: nn.Module, shape: tuple[int, int, int]) -> Any:
     except Exception as error:  # of any network
         raise Refused(
             f"this network does not take one image of {'x'.join(map(str, shape))}: {describe_exception(error)}.",
-            hint=f"If its images are of another size: --set image_size=224x224. If it takes something else: {ELSE}",
+            hint=f"Its first convolution is of {kind}, not of images. {ELSE}"
+            if (kind := _no_images(module))
+            else f"If its images are of another size: --set image_size=224x224. If it takes something else: {ELSE}",
             code="network.call",
         ) from error
+
+
+def _no_images(module: nn.Module) -> str:
+    """Name what the first convolution of a network is of, by its number of axes; empty for images, and without one."""
+    from torch import nn
+
+    kinds = {nn.Conv1d: "sequences, e.g. sound", nn.Conv2d: "", nn.Conv3d: "videos or volumes"}
+    return next((name for part in module.modules() for kind, name in kinds.items() if isinstance(part, kind)), "")
 
 
 @contextmanager

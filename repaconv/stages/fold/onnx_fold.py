@@ -33,7 +33,7 @@ from repaconv.stages.shared.preset_choice import GraphPreset, choose_preset, req
 from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.tasks.recognition import task_named
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.folded_graph_verification import verification_links
+from repaconv.verification.folded_graph_verification import require_runnable, verification_links
 from repaconv.verification.onnx_model_loading import folded, inputs_of, loaded, parts_not_folded
 
 if TYPE_CHECKING:
@@ -66,8 +66,10 @@ def fold_onnx_by(
         UsageProblem: If repaconv did not write the file that would be replaced.
     """
     plan = _plan(options, Path(path))
-    progress("fold", 0, 0)
+    progress("load", 0, 0)
     given = Evaluated(plan.model, plan.sample)
+    require_runnable(plan.source, given.single)
+    progress("fold", 0, 0)
     raised = with_supported_opset(given)
     refold = partial(folded, plan.source, raised.graph.model)
     again = partial(fold_with_reverts, given, raised.graph, refold, measured=options.measure, progress=progress)

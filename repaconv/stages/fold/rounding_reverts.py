@@ -14,6 +14,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.results import Link
 from repaconv.rewrites.fold.fold_barriers import PREFIX
@@ -34,6 +36,7 @@ SMALL_VALUE_REASON = (
     f"nothing is folded across it, since it is small next to the others of a sum: folded, the graph rounds by more "
     f"than {MEASURED_TIMES} times what the original does in FP32"
 )
+NOT_COMPARED_REASON = "with it no output can be compared with the original's"
 ROUNDS_WORSE_REASON = f"with it the graph rounds by more than {MEASURED_TIMES} times what the original does in FP32"
 
 
@@ -84,17 +87,22 @@ def compared_with_reverts(
             less = keeping(fewer) if fewer else None
             values, found = (fewer, less) if less is not None else (values, found)
         kept = again(reverts=found[0].reverts)  # it may be slower than the original
-        return found if kept.reverts == found[0].reverts else (kept, _compared(source, kept, given))
+        if kept.reverts == found[0].reverts:
+            return found
+        return kept, _compared(source, kept, given, unverified=unverified)
 
     def evaluate(one: Kept) -> FoldEvaluation:
-        failed = [link.figures.error or 0.0 for link in _compared(source, one, given) if link.verdict == "failed"]
+        links = _compared(source, one, given, unverified=True)
+        if links and all(link.verdict == "not verified" for link in links):
+            return FoldEvaluation((np.inf, -len(one.changes)), NOT_COMPARED_REASON)
+        failed = [link.figures.error or 0.0 for link in links if link.verdict == "failed"]
         return FoldEvaluation((max(failed, default=0.0), -len(one.changes)), ROUNDS_WORSE_REASON if failed else "")
 
     if all(change.rewrite != AFFINE.name for change in fold.changes):  # it moves constants without a change to report
         other = refold_without(fold, AFFINE.name, refold, ROUNDS_WORSE_REASON)
         fold = other if other.changes and not evaluate(other).why else fold
     kept = revert_harmful(fold, given, refold, evaluate)
-    return kept, _compared(source, kept, given)
+    return kept, _compared(source, kept, given, unverified=unverified)
 
 
 def forced_fields(fold: Kept, links: Sequence[Link], options: Sequence[str]) -> dict[str, Any]:

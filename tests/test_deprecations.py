@@ -13,7 +13,7 @@ from packaging.version import Version
 
 import repaconv as rc
 from repaconv.cli import main  # noqa: F401  # which imports the options of every command
-from repaconv.core.deprecation import Deprecation, deprecated
+from repaconv.deprecation import Deprecation, deprecated
 from repaconv.stages.recipe.recipe_file import read_recipe
 from repaconv.stages.shared.option_dataclasses import Option, Options, deprecations, options_of
 

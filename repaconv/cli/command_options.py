@@ -15,8 +15,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
 from repaconv.cli.shell_completion import completion_of
-from repaconv.core.deprecation import Deprecation
 from repaconv.core.terminal import set_verbose
+from repaconv.deprecation import Deprecation
 from repaconv.stages.shared.option_dataclasses import (
     PANEL_ORDER,
     NoEffect,

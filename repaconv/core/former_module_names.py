@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from repaconv.core.deprecation import Deprecation
+from repaconv.deprecation import Deprecation
 
 FORMER = {
     "affine": "algebra.affine_maps",
@@ -353,6 +353,7 @@ FORMER = {
     "methods.riformer.paper": "methods.riformer.paper_equations",
     "methods.riformer.published": "methods.riformer.published_models",
     "methods.riformer.reading": "methods.riformer.checkpoint_reading",
+    "core.deprecation": "deprecation",
     "onnx_export.quantization_layer_groups": "onnx_export.fp32_layer_selection",
     "rewrites.speed.attention_as_matrices": "rewrites.speed.combined_query_key_weights",
     "sources.onnx_model_variants": "sources.onnx_graph_runner",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 
 from numpy.typing import NDArray
 
-from repaconv.core.deprecation import Deprecation, deprecated, former_names, renamed_argument
 from repaconv.core.errors import EnvironmentProblem
+from repaconv.deprecation import Deprecation, deprecated, former_names, renamed_argument
 
 if TYPE_CHECKING:
     from torch import nn

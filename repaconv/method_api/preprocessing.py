@@ -9,8 +9,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repaconv.core.deprecation import former_names, renamed_argument
 from repaconv.core.errors import Refused, UsageProblem
+from repaconv.deprecation import former_names, renamed_argument
 from repaconv.method_api.mmengine_pipelines import are_numbers, as_size, of_pipeline
 from repaconv.method_api.settings import SettingsReader, one_of, positive
 from repaconv.results import Fact, ImageSize, Preprocessing, parse_image_size

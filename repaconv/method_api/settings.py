@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from repaconv.core.deprecation import deprecated, former_names
 from repaconv.core.errors import SettingNeeded, UsageProblem, did_you_mean, nearest_name
+from repaconv.deprecation import deprecated, former_names
 from repaconv.results import Fact, whole_number
 
 T = TypeVar("T")

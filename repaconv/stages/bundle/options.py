@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from repaconv.core.deprecation import Deprecation
+from repaconv.deprecation import Deprecation
 from repaconv.stages.shared.common_options import (
     COUNT_OF_NPZ,
     SEED_OF_RANDOM_IMAGES,

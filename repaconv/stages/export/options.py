@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from repaconv.core.deprecation import Deprecation
+from repaconv.deprecation import Deprecation
 from repaconv.stages.shared.common_options import AllowUnverified, Images, Target, Task, is_tune_result
 from repaconv.stages.shared.option_dataclasses import (
     BATCH,

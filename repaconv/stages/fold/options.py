@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from repaconv.core.deprecation import Deprecation
+from repaconv.deprecation import Deprecation
 from repaconv.stages.shared.common_options import Arch, Settings, Sha256, Task, Weights
 from repaconv.stages.shared.option_dataclasses import INPUT, MEASURE, OUTPUT, Option, Options, output
 

@@ -29,10 +29,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from repaconv.core.deprecation import Deprecation
 from repaconv.core.errors import UsageProblem, did_you_mean
 from repaconv.core.files import exists
 from repaconv.core.toml_positions import InvalidToml, Position, Positions, Problem, position_of, problems, read_toml
+from repaconv.deprecation import Deprecation
 from repaconv.results import Record, TaskName
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.build.options import BuildOptions

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from repaconv.core.deprecation import Deprecation
 from repaconv.core.errors import UsageProblem
+from repaconv.deprecation import Deprecation
 from repaconv.stages.shared.option_dataclasses import (
     BASELINE,
     CLUSTER,

@@ -9,8 +9,8 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from repaconv.core.deprecation import Deprecation
 from repaconv.core.errors import UsageProblem
+from repaconv.deprecation import Deprecation
 
 if TYPE_CHECKING:
     from repaconv.results import ImageSize

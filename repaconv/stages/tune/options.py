@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from repaconv.core.deprecation import Deprecation
+from repaconv.deprecation import Deprecation
 from repaconv.stages.bench.options import Objective
 from repaconv.stages.shared.common_options import (
     AllowUnverified,

@@ -40,13 +40,13 @@ class Deprecation(NamedTuple):
 
 
 def former_names(module: str, today: Mapping[str, Any], *, removed_in: str) -> Callable[[str], Any]:
-    """Make the ``__getattr__`` of a module in which classes were renamed: a former name gives a `DeprecationWarning`.
+    """Make the ``__getattr__`` of a module in which classes or functions were renamed: a former name gives a warning.
 
     Assign it ``if not TYPE_CHECKING``, or mypy would take every name for one of that module.
 
     Args:
         module: The module's ``__name__``.
-        today: Former name to the class of today.
+        today: Former name to the class or function of today.
         removed_in: The first version without the former names.
     """
 
@@ -57,6 +57,23 @@ def former_names(module: str, today: Mapping[str, Any], *, removed_in: str) -> C
         return today[name]
 
     return find
+
+
+def former_attribute(former: str, today: str, *, removed_in: str) -> Any:
+    """Make the property of a class by the former name of an attribute or method: reading it gives a warning.
+
+    Args:
+        former: The former name.
+        today: The name of today.
+        removed_in: The first version without the former name.
+    """
+
+    def find(owner: Any) -> Any:
+        kind = type(owner).__name__
+        Deprecation(f"{kind}.{former}", f"{kind}.{today}", removed_in).warn()
+        return getattr(owner, today)
+
+    return property(find, doc=f"Former name of `{today}`.")
 
 
 def deprecated(use: str, *, removed_in: str) -> Callable[[Marked], Marked]:

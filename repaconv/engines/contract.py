@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 from numpy.typing import NDArray
 
 from repaconv.core.errors import EnvironmentProblem
-from repaconv.deprecation import Deprecation, deprecated, former_names, renamed_argument
+from repaconv.deprecation import deprecated, former_attribute, former_names, renamed_argument
 
 if TYPE_CHECKING:
     from torch import nn
@@ -249,11 +249,7 @@ class BuildSpec:
     replay: bool = False
     tick: Callable[[str, int, int], None] = _no_tick
 
-    @property
-    def islands(self) -> tuple[str, ...]:
-        """Former name of ``fp32_nodes``."""
-        Deprecation("BuildSpec.islands", "BuildSpec.fp32_nodes", removed_in="0.3.0").warn()
-        return self.fp32_nodes
+    islands = former_attribute("islands", "fp32_nodes", removed_in="0.3.0")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """What every command returns and writes: frozen records, one file per command."""
 
+from typing import TYPE_CHECKING
+
+from repaconv.deprecation import former_names
 from repaconv.results.bench import Bandwidth as Bandwidth
 from repaconv.results.bench import Baseline as Baseline
 from repaconv.results.bench import Baselines as Baselines
@@ -32,8 +35,6 @@ from repaconv.results.convert import ConvertArtefact as ConvertArtefact
 from repaconv.results.convert import Epoch as Epoch
 from repaconv.results.convert import FinetuneArtefact as FinetuneArtefact
 from repaconv.results.convert import HeadScore as HeadScore
-from repaconv.results.convert import Pace as Pace
-from repaconv.results.convert import Raced as Raced
 from repaconv.results.convert import ScoreArtefact as ScoreArtefact
 from repaconv.results.convert import Share as Share
 from repaconv.results.convert import SpeedTarget as SpeedTarget
@@ -93,7 +94,6 @@ from repaconv.results.records import TensorInfo as TensorInfo
 from repaconv.results.records import Tolerance as Tolerance
 from repaconv.results.records import WeightSet as WeightSet
 from repaconv.results.records import outputs_text as outputs_text
-from repaconv.results.records import outputs_told as outputs_told
 from repaconv.results.records import parse_image_size as parse_image_size
 from repaconv.results.records import whole_number as whole_number
 from repaconv.results.report import PaperTable as PaperTable
@@ -109,3 +109,8 @@ from repaconv.results.tune import Deployment as Deployment
 from repaconv.results.tune import Sensitivity as Sensitivity
 from repaconv.results.tune import TuneArtefact as TuneArtefact
 from repaconv.results.verify import VerifyArtefact as VerifyArtefact
+
+if not TYPE_CHECKING:
+    __getattr__ = former_names(
+        __name__, {"Pace": SpeedTarget, "Raced": SpeedTrial, "outputs_told": outputs_text}, removed_in="0.3.0"
+    )

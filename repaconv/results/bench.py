@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, ValidationInfo, field_validator
 
+from repaconv.deprecation import former_attribute
 from repaconv.results.records import SCHEMA_VERSION, Artefact, ImageSize, Link, Record
 
 
@@ -38,7 +39,7 @@ class MeasuredModel(Record):
             [self.kind or "a model", *(f"{count:,.0f} {name}" for name, count in sorted(self.counts.items()))]
         )
 
-    told = text  # the former name, until repaconv 0.3.0
+    told = former_attribute("told", "text", removed_in="0.3.0")
 
 
 class Baseline(Record):
@@ -231,7 +232,7 @@ class Ratio(Record):
             return f"{subject} against {other}: {self.verdict} (ratio {self.median:.3f}, {self.interval})"
         return f"{subject}: speedup {self.median:.3f} over {other} ({self.interval}): {self.verdict}"
 
-    told = text  # the former name, until repaconv 0.3.0
+    told = former_attribute("told", "text", removed_in="0.3.0")
 
 
 class Quality(Record):

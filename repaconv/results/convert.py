@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from repaconv.deprecation import former_attribute, former_names
 from repaconv.results.bench import Ratio
 from repaconv.results.records import Artefact, Fact, ImageSize, Link, Origin, Payload, Record
 
@@ -178,11 +179,11 @@ class SpeedTarget(Record):
         reached = self.reached.text("converted", "before")
         return f"{reached}, on {self.target}; a speedup of {self.wanted:g} was asked for: {self.machine}"
 
-    told = text  # the former name, until repaconv 0.3.0
+    told = former_attribute("told", "text", removed_in="0.3.0")
 
 
-Pace, Raced = SpeedTarget, SpeedTrial
-"""Former names, until repaconv 0.3.0; they give no warning, because `repaconv.core` imports this package."""
+if not TYPE_CHECKING:
+    __getattr__ = former_names(__name__, {"Pace": SpeedTarget, "Raced": SpeedTrial}, removed_in="0.3.0")
 
 
 class Trade(Record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from repaconv.deprecation import former_attribute, former_names
 from repaconv.results.link_reasons import PHRASES, Reason, Verdict, reason_in_words, sentence, verdict_for
 
 SCHEMA_VERSION = 3
@@ -202,7 +203,7 @@ class ClassScores(Record):
         """Which output it is, by its shape."""
         return f"{self.output!r} [N, {self.classes}]"
 
-    told = text  # the former name, until repaconv 0.3.0
+    told = former_attribute("told", "text", removed_in="0.3.0")
 
 
 class ImageSet(Record):
@@ -463,7 +464,7 @@ class TaskMetric(Record):
         number = self.value if value is None else value
         return f"{number:.1f} dB" if self.unit == "dB" else f"{number:.1%}"
 
-    told = text  # the former name, until repaconv 0.3.0
+    told = former_attribute("told", "text", removed_in="0.3.0")
 
 
 class TaskAccuracy(Record):
@@ -708,7 +709,7 @@ class Link(TaskIfAny):
             flips += [(within, f"{allowed.flips_within_noise:.0%}")]
         return ", ".join(f"{measured} (limit {limit})" for measured, limit in (*cosine, *error, *flips))
 
-    lossy_told = lossy_text  # the former name, until repaconv 0.3.0
+    lossy_told = former_attribute("lossy_told", "lossy_text", removed_in="0.3.0")
 
 
 def outputs_text(links: Sequence[Link]) -> str:
@@ -724,8 +725,8 @@ def outputs_text(links: Sequence[Link]) -> str:
     return ", ".join(parts)
 
 
-outputs_told = outputs_text
-"""Former name, until repaconv 0.3.0; it gives no warning, because `repaconv.core` imports this package."""
+if not TYPE_CHECKING:
+    __getattr__ = former_names(__name__, {"outputs_told": outputs_text}, removed_in="0.3.0")
 
 
 class Artefact(Record):

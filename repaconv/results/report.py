@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import SerializeAsAny
 
+from repaconv.deprecation import former_attribute
 from repaconv.results.bench import BenchArtefact, EstimateArtefact, Ratio, ThroughputArtefact
 from repaconv.results.build import BuildArtefact
 from repaconv.results.bundle_and_collect import CollectArtefact
@@ -155,7 +156,7 @@ class Report(Artefact):
         text = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
         return f"{len(links)} links of exports that were neither built nor measured ({', '.join(names)}): {text}"
 
-    others_told = others_text  # the former name, until repaconv 0.3.0
+    others_told = former_attribute("others_told", "others_text", removed_in="0.3.0")
 
 
 class ReportRow(Record):

@@ -9,6 +9,7 @@ import sys
 import warnings
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ import structure
 from repaconv import results
 from repaconv.core.former_module_names import FORMER
 from repaconv.engines import contract
+from repaconv.engines.contract import SessionSpec
+from repaconv.engines.session_loading import load_session
 from repaconv.method_api import preprocessing, settings
 from repaconv.results import Link
 
@@ -62,6 +65,9 @@ def test_functions_and_properties_of_0_1_that_plugins_may_use_have_their_former_
         ),
         (lambda: preprocessing.Told, preprocessing.FoundPreprocessing),
         (lambda: settings.Knobs, settings.SettingsReader),
+        (lambda: settings.SettingsReader({"depth": "3"}).asked("depth", int), 3),
+        (lambda: contract.Built(b"", {}, "", {}, proved="its log", runs_here=True).types_source, "its log"),
+        (lambda: contract.Built(b"", {}, "", {}, "its log", runs_here=True).proved, "its log"),
         (lambda: results.Pace, results.SpeedTarget),
         (lambda: results.Raced, results.SpeedTrial),
         (lambda: results.outputs_told, results.outputs_text),
@@ -74,6 +80,18 @@ def test_functions_and_properties_of_0_1_that_plugins_may_use_have_their_former_
         with pytest.warns(DeprecationWarning, match=match) as seen:
             assert former() == today
         assert seen[0].filename == __file__
+
+
+def test_a_gpu_session_of_a_plugin_may_have_the_former_names():
+    engine = SimpleNamespace(
+        name="theirs",
+        open=lambda model, spec: SimpleNamespace(clocked=lambda feeds: lambda: 7.5, fallen=lambda feeds: ("TopK_3",)),
+    )
+    with pytest.warns(DeprecationWarning, match="of the sessions of theirs is deprecated: use") as seen:
+        session = load_session(engine, b"", SessionSpec())
+    assert len(seen) == 2
+    assert isinstance(session, contract.GpuSession)
+    assert (session.gpu_timed_call({})(), session.nodes_on_cpu({})) == (7.5, ("TopK_3",))
 
 
 def test_a_plugin_package_of_0_1_works(tmp_path):

@@ -32,7 +32,7 @@ def save(method, arch="tiny", **beside):
 
 def test_a_value_that_does_not_parse_has_no_example_where_nothing_is_the_default():
     with pytest.raises(UsageProblem, match="not a whole number") as refused:
-        SettingsReader({"classes": "abc"}).asked("classes", natural)
+        SettingsReader({"classes": "abc"}).user_value("classes", natural)
     assert refused.value.hint == "Correct it, or leave it out."
 
 
@@ -50,7 +50,7 @@ def test_a_mean_and_a_std_are_numbers_that_pixels_can_be_normalized_with(given, 
         preprocessing_of({}, {}, SettingsReader(given))
     assert refused.value.code == "setting.value"
     with pytest.raises(UsageProblem) as refused:
-        SettingsReader({"mean": "x"}).asked("mean", float, (77.5, 3.0))
+        SettingsReader({"mean": "x"}).user_value("mean", float, (77.5, 3.0))
     assert refused.value.hint == "E.g. --set mean=77.5,3."
 
 

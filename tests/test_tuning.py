@@ -354,7 +354,7 @@ class OnGpu:
     def __getattr__(self, name):
         return getattr(self.session, name)
 
-    def clocked(self, feeds):
+    def gpu_timed_call(self, feeds):
         def run():
             begin = time.perf_counter_ns()
             self.session.run(feeds)
@@ -362,7 +362,7 @@ class OnGpu:
 
         return run
 
-    def fallen(self, feeds):
+    def nodes_on_cpu(self, feeds):
         return ()
 
 

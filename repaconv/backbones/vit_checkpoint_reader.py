@@ -131,7 +131,7 @@ def _read_grid(
     resize: str | None,
 ) -> tuple[ImageSize, bool]:
     """Read the image size (height, width), resample the positions for it, and tell whether the prefix has positions."""
-    trained = reader.asked("trained_size", parse_image_size, _metadata_size(metadata), where)
+    trained = reader.user_value("trained_size", parse_image_size, _metadata_size(metadata), where)
     size, place = (_metadata_size(metadata), where) if trained is None else (trained, "--set trained_size")
     image_size, prefix_positions = _trained_size(tensors, patch, prefix, size, place)
     if resize is not None:
@@ -188,7 +188,7 @@ def _resample_for_image_size(
     Raises:
         Refused: If the size is not a multiple of the patch size.
     """
-    asked = reader.asked("image_size", parse_image_size)
+    asked = reader.user_value("image_size", parse_image_size)
     if asked is None or asked == trained:
         return trained
     if asked[0] % patch or asked[1] % patch:

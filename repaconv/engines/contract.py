@@ -139,9 +139,6 @@ class Session(Protocol):
         It returns when all outputs are complete. The caller may keep the arrays.
         """
 
-    def synchronise(self) -> None:
-        """Wait until the device is idle, e.g. before starting a clock."""
-
     def placement(self, feeds: Feeds) -> dict[str, str]:
         """Return the device of each node, named as the runtime does."""
 
@@ -153,10 +150,10 @@ class Session(Protocol):
 class GpuSession(Protocol):
     """Additional methods of a session that computes on a GPU."""
 
-    def clocked(self, feeds: Feeds) -> Callable[[], float]:
+    def gpu_timed_call(self, feeds: Feeds) -> Callable[[], float]:
         """Return a function that runs one inference with inputs and outputs in GPU memory, and returns milliseconds."""
 
-    def fallen(self, feeds: Feeds) -> tuple[str, ...]:
+    def nodes_on_cpu(self, feeds: Feeds) -> tuple[str, ...]:
         """Return the nodes that run on the CPU because the GPU provider has no kernel for them."""
 
 
@@ -252,6 +249,7 @@ class BuildSpec:
     islands = former_attribute("islands", "fp32_nodes", removed_in="0.3.0")
 
 
+@renamed_argument("proved", "types_source", removed_in="0.3.0")
 @dataclass(frozen=True)
 class Built:
     """A built engine.
@@ -261,7 +259,7 @@ class Built:
         types: Number of layers by kind and type, e.g. ``MATRIX_MULTIPLY.HALF``; ``INT8`` for products of int8.
         log: The builder's log.
         options: The options in effect, to be set again when the engine is loaded.
-        proved: What the types were read from, as a sentence.
+        types_source: What the types were read from, as a sentence.
         may_stay: Types that are allowed although int8 was requested: of products that the runtime does not quantize.
         runs_here: Whether the engine can be loaded and verified on this machine.
         timing_cache: The timing cache after the build, if the runtime has one.
@@ -271,10 +269,12 @@ class Built:
     types: Mapping[str, int]
     log: str
     options: Mapping[str, str]
-    proved: str
+    types_source: str
     runs_here: bool
     may_stay: tuple[str, ...] = ()
     timing_cache: bytes | None = None
+
+    proved = former_attribute("proved", "types_source", removed_in="0.3.0")
 
 
 if not TYPE_CHECKING:

@@ -140,9 +140,6 @@ class OrtSession:
         finally:
             self._free.put(run)
 
-    def synchronise(self) -> None:
-        """Do nothing: on the CPU `run` returns when the outputs are complete."""
-
     def placement(self, feeds: Feeds) -> dict[str, str]:
         """Return the execution provider of each node of the optimized graph."""
 
@@ -246,7 +243,7 @@ class OnnxRuntime:
             types=types,
             log="",
             options=as_text(options),
-            proved="the types are those of the optimized graph, which is what runs"
+            types_source="the types are those of the optimized graph, which is what runs"
             + ("" if spec.here else "; on its device, ONNX Runtime also applies optimizations for that CPU"),
             runs_here=True,
         )

@@ -1,7 +1,8 @@
 """Run models with ONNX Runtime on an NVIDIA GPU, by its CUDA provider or its TensorRT provider.
 
-It loads cuBLAS and cuDNN from torch's packages. A node without a GPU kernel runs on the CPU without notice; `fallen`
-returns those. The CUDA provider was measured on an H200 (docs/gpu.md); the TensorRT provider is untested on hardware.
+It loads cuBLAS and cuDNN from torch's packages. A node without a GPU kernel runs on the CPU without notice;
+`nodes_on_cpu` returns those. The CUDA provider was measured on an H200 (docs/gpu.md); the TensorRT provider is
+untested on hardware.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class OrtCudaSession(OrtSession):
         with within_memory(batch_of(feeds)):
             return super().run(feeds)
 
-    def clocked(self, feeds: Feeds) -> Callable[[], float]:
+    def gpu_timed_call(self, feeds: Feeds) -> Callable[[], float]:
         """See `repaconv.engines.contract.GpuSession`; the CPU clock measures a run that waits for the GPU."""
         import onnxruntime
 
@@ -77,7 +78,7 @@ class OrtCudaSession(OrtSession):
         """Return the execution provider of each node in one inference."""
         return provider_by_node(self._events(feeds))
 
-    def fallen(self, feeds: Feeds) -> tuple[str, ...]:
+    def nodes_on_cpu(self, feeds: Feeds) -> tuple[str, ...]:
         """See `repaconv.engines.contract.GpuSession`."""
         return nodes_on_cpu(self._events(feeds))
 

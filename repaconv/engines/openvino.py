@@ -68,9 +68,6 @@ class OpenVinoSession:
         found = self._own.request.infer(dict(feeds))
         return {output.name: np.array(found[place]) for place, output in enumerate(self.outputs)}
 
-    def synchronise(self) -> None:
-        """Do nothing: on the CPU `run` returns when the outputs are complete."""
-
     def placement(self, feeds: Feeds) -> dict[str, str]:
         """Return the CPU for every node of the compiled model."""
         return {node.get_friendly_name(): DEVICE for node in self._compiled.get_runtime_model().get_ordered_ops()}
@@ -153,7 +150,7 @@ class OpenVino:
             types=_types(compiled.get_runtime_model()),
             log="",
             options=options,
-            proved="the types are those of the compiled model, which is what runs",
+            types_source="the types are those of the compiled model, which is what runs",
             runs_here=True,
             may_stay=(f"MatMul.{TYPES[options[HINT]]}",),
         )

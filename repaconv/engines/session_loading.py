@@ -14,6 +14,7 @@ from typing import Any
 from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem
 from repaconv.core.files import cache_folder, sha256_of, sha256_of_bytes
+from repaconv.deprecation import Deprecation
 from repaconv.engines import crash_guard
 from repaconv.engines.contract import Deployable, Engine, Network, Session, SessionSpec
 
@@ -35,6 +36,10 @@ def load_session(engine: Engine, deployable: Deployable | Network, spec: Session
     if isinstance(deployable, Path | bytes) and not spec.lean:
         require_survived(engine, deployable, spec)
     session: Session = engine.open(deployable, spec)  # type: ignore[arg-type]  # only some engines load networks
+    for former, today in {"clocked": "gpu_timed_call", "fallen": "nodes_on_cpu"}.items():
+        if hasattr(session, former) and not hasattr(session, today):  # of a plug-in
+            Deprecation(f"{former} of the sessions of {engine.name}", today, removed_in="0.3.0").warn()
+            setattr(session, today, getattr(session, former))
     return session
 
 

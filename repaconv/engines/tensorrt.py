@@ -49,9 +49,6 @@ class PolygraphySession:
         """See `repaconv.engines.contract.Session`; outputs are copied from the runner's buffers."""
         return {name: np.array(value) for name, value in self._runner.infer(dict(feeds)).items()}
 
-    def synchronise(self) -> None:
-        """Do nothing: Polygraphy waits for the device before it returns outputs."""
-
     def placement(self, feeds: Feeds) -> dict[str, str]:
         """Raise: placement is not supported.
 
@@ -169,7 +166,7 @@ class TensorRt:
                 "strongly_typed": str(building.typed),
                 "tf32": str(building.tf32),
             },
-            proved="the types are those that the engine's layers have"
+            types_source="the types are those that the engine's layers have"
             if found
             else "the engine tells no types of its layers; these are of the parsed network",
             runs_here=True,

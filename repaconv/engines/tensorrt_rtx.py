@@ -73,7 +73,7 @@ class TensorRtRtx:
             types=types,
             log="\n".join(building.log.lines),
             options={"compute_capability": ", ".join(spec.capabilities), "tf32": str(building.tf32)},
-            proved="the types are those of the parsed network; the engine itself can be opened on its device alone",
+            types_source="the types are those of the parsed network; the engine itself opens on its device alone",
             runs_here=_has_gpu(spec.capabilities),
         )
 

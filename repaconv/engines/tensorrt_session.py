@@ -52,24 +52,20 @@ class TrtSession:
         with within_memory(batch_of(feeds)):
             outputs, call = self._bound(feeds)
             call()
-        self.synchronise()
+        _cuda().synchronize()
         return {
             name: (value.float() if value.is_floating_point() else value).cpu().numpy()
             for name, value in outputs.items()
         }
 
-    def synchronise(self) -> None:
-        """Wait until the GPU is idle."""
-        _cuda().synchronize()
-
-    def clocked(self, feeds: Feeds) -> Callable[[], float]:
+    def gpu_timed_call(self, feeds: Feeds) -> Callable[[], float]:
         """See `repaconv.engines.contract.GpuSession`; timed by CUDA events on the engine's stream."""
         begin, end = (_cuda().Event(enable_timing=True) for _ in range(2))
         with within_memory(batch_of(feeds)):
             _, call = self._bound(feeds)
 
         def timed() -> float:
-            self.synchronise()
+            _cuda().synchronize()
             begin.record(self._stream)
             call()
             end.record(self._stream)
@@ -78,7 +74,7 @@ class TrtSession:
 
         return timed
 
-    def fallen(self, feeds: Feeds) -> tuple[str, ...]:
+    def nodes_on_cpu(self, feeds: Feeds) -> tuple[str, ...]:
         """Return no nodes: an engine has GPU kernels only."""
         return ()
 
@@ -118,7 +114,7 @@ class TrtSession:
             )
             for port in self.outputs
         }
-        self.synchronise()
+        _cuda().synchronize()
 
         def call() -> None:
             for name, tensor in held.items():  # the context may have run other inputs since

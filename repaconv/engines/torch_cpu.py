@@ -81,9 +81,6 @@ class TorchSession:
         tensor = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
         return tensor.to(memory_format=torch.channels_last) if self._spatial and tensor.ndim == 4 else tensor
 
-    def synchronise(self) -> None:
-        """Do nothing: `run` returns when the outputs are complete."""
-
     def placement(self, feeds: Feeds) -> dict[str, str]:
         """Return the device for every module without children."""
         return {name: self._device for name, part in self.module.named_modules() if not list(part.children())}

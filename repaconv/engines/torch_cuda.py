@@ -43,13 +43,7 @@ class CudaSession(TorchSession):
             for port, value in zip(self.outputs, outputs, strict=True)
         }
 
-    def synchronise(self) -> None:
-        """Wait until the GPU is idle."""
-        import torch
-
-        torch.cuda.synchronize(self._device)
-
-    def clocked(self, feeds: Feeds) -> Callable[[], float]:
+    def gpu_timed_call(self, feeds: Feeds) -> Callable[[], float]:
         """See `repaconv.engines.contract.GpuSession`; timed by CUDA events."""
         import torch
 
@@ -69,7 +63,7 @@ class CudaSession(TorchSession):
 
         return call
 
-    def fallen(self, feeds: Feeds) -> tuple[str, ...]:
+    def nodes_on_cpu(self, feeds: Feeds) -> tuple[str, ...]:
         """Return no nodes: torch raises an error for an operator without a kernel."""
         return ()
 

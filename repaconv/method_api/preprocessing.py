@@ -112,7 +112,7 @@ def images_by(own: FoundPreprocessing, reader: SettingsReader, usual: Sized) -> 
         Refused: If the user asks for another size than a fixed one.
     """
     library_values = {} if own.odd else own.values
-    asked = _user_size(reader, usual.size) if usual.fixed else reader.asked("image_size", parse_image_size)
+    asked = _user_size(reader, usual.size) if usual.fixed else reader.user_value("image_size", parse_image_size)
     sized = Sized(asked, "--set image_size") if asked else usual
     facts = [Fact(name="image_size", value=sized.size, source=sized.source, assumed=sized.assumed)]
     if own.odd:
@@ -171,12 +171,12 @@ def _assumed(known: Collection[str]) -> tuple[str, ...]:
 def _user_values(reader: SettingsReader, from_file: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
     """The fields of the preprocessing that the user sets, recorded together with the file's values."""
     asked = {
-        "mean": reader.asked("mean", _finite_numbers, *from_file.get("mean", ())),
-        "std": reader.asked("std", _numbers_above_zero, *from_file.get("std", ())),
-        "resize_edge": reader.asked("resize_edge", positive),
-        "keep_ratio": reader.asked("keep_ratio", _yes_or_no),
-        "interpolation": reader.asked("interpolation", one_of(*INTERPOLATIONS)),
-        "channel_order": reader.asked("channel_order", one_of("RGB", "BGR"), *from_file.get("channel_order", ())),
+        "mean": reader.user_value("mean", _finite_numbers, *from_file.get("mean", ())),
+        "std": reader.user_value("std", _numbers_above_zero, *from_file.get("std", ())),
+        "resize_edge": reader.user_value("resize_edge", positive),
+        "keep_ratio": reader.user_value("keep_ratio", _yes_or_no),
+        "interpolation": reader.user_value("interpolation", one_of(*INTERPOLATIONS)),
+        "channel_order": reader.user_value("channel_order", one_of("RGB", "BGR"), *from_file.get("channel_order", ())),
     }
     return {name: value for name, value in asked.items() if value is not None}
 
@@ -223,7 +223,7 @@ def _image_size(
 
 def _user_size(reader: SettingsReader, fixed: ImageSize) -> ImageSize | None:
     """The image size that the user sets, which must be the only one that the network accepts; None if it is not set."""
-    if (asked := reader.asked("image_size", parse_image_size)) in (None, fixed):
+    if (asked := reader.user_value("image_size", parse_image_size)) in (None, fixed):
         return asked
     assert asked is not None
     raise Refused(

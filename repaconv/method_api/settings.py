@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from repaconv.core.errors import SettingNeeded, UsageProblem, did_you_mean, nearest_name
-from repaconv.deprecation import deprecated, former_names
+from repaconv.deprecation import deprecated, former_attribute, former_names
 from repaconv.results import Fact, whole_number
 
 T = TypeVar("T")
@@ -94,12 +94,14 @@ class SettingsReader:
         self._known.append(name)
         return None
 
-    def asked(self, name: str, parse: Callable[[str], T], found: T | None = None, source: str = "") -> T | None:
+    def user_value(self, name: str, parse: Callable[[str], T], found: T | None = None, source: str = "") -> T | None:
         """Read only the user's value, recording the file's with it; None without a fact if the user gives none."""
         if name in self._left:
             return self.take(name, parse, found, found, source)
         self._known.append(name)
         return None
+
+    asked = former_attribute("asked", "user_value", removed_in="0.3.0")
 
     def need(
         self, name: str, parse: Callable[[str], T], example: str, why: str, found: T | None = None, source: str = ""

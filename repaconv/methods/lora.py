@@ -152,8 +152,8 @@ def read_scales(checkpoint: Checkpoint, reader: SettingsReader, ranks: set[int],
     and 0 is returned for it.
     """
     if merged:
-        reader.asked("lora_alpha", _finite)
-        reader.asked("lora_rslora", one_of("yes", "no"))
+        reader.user_value("lora_alpha", _finite)
+        reader.user_value("lora_rslora", one_of("yes", "no"))
     if merged or not ranks:
         return dict.fromkeys(ranks, 0.0)
     config, where = _lora_config(checkpoint)

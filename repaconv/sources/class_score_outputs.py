@@ -14,7 +14,7 @@ LOGITS = "logits"
 
 def asked_classes(reader: SettingsReader) -> int | None:
     """The number of classes given with --set classes; 0 for none, None if the option was not given."""
-    return reader.asked("classes", natural)
+    return reader.user_value("classes", natural)
 
 
 def class_scores(widths: Mapping[str, int], asked: int | None, head: int | None = None) -> ClassScores | None:

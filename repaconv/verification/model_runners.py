@@ -233,7 +233,7 @@ def call_of(session: Session, feeds: Feeds) -> Callable[[], Any]:
 
     On a GPU, the inputs are copied there beforehand, and the function returns the milliseconds of the GPU's clock.
     """
-    return GpuTimed(session.clocked(feeds)) if isinstance(session, GpuSession) else partial(session.run, feeds)
+    return GpuTimed(session.gpu_timed_call(feeds)) if isinstance(session, GpuSession) else partial(session.run, feeds)
 
 
 class Images:

@@ -106,7 +106,7 @@ def read_schedule(
         Refused: If the rows and the user disagree, if args turn merging on by an unknown schedule, or if more tokens
             are to merge than can.
     """
-    asked = reader.asked("schedule", lambda text: parse_schedule(text, depth, sizes))
+    asked = reader.user_value("schedule", lambda text: parse_schedule(text, depth, sizes))
     schedule, source = _schedule_and_source(
         _rows(tensors, depth), asked, args, shape_of(sizes, depth), patches_of(sizes)
     )

@@ -363,7 +363,7 @@ def _precision_check(plan: _Plan, built: Built) -> tuple[bool, str]:
     other = sum(wrong.values()) - sum(staying.values())
     right = other <= len(plan.exported.unquantized_layers) and any(name.endswith(asked) for name in built.types)
     kept = f"; {', '.join(staying)} multiplies activations, which this runtime does not quantize" if staying else ""
-    return right, built.proved + kept
+    return right, built.types_source + kept
 
 
 def work_possible(target: str) -> str:

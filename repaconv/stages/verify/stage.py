@@ -236,7 +236,7 @@ def _compared_outputs(step: Step, plan: _Plan, progress: Progress) -> Iterator[L
             if link.verdict == "passed" and not lossy:  # an intermediate value of small scale
                 where = where.model_copy(update={"module": "", "reason": "the link passes"})
             link = broken(link, where) if lossy else link.model_copy(update={"location": where})
-        link = _not_on_gpu_alone(link) if step.fallen and step.name in plan.options.require else link
+        link = _not_on_gpu_alone(link) if step.nodes_on_cpu and step.name in plan.options.require else link
         yield without_evidence(link, step.unshown) if step.unshown else link
 
 

@@ -52,7 +52,7 @@ class Step:
         note: A note on the candidate.
         variant: Variant of the export, if it belongs to one.
         sha256: Hash of its file.
-        fallen: Nodes that the CPU computes in place of the GPU; a required link must not have any.
+        nodes_on_cpu: Nodes that the CPU computes in place of the GPU; a required link must not have any.
         unshown: Why it is not verified even if it passes; empty usually.
     """
 
@@ -64,7 +64,7 @@ class Step:
     note: str = ""
     variant: str = ""
     sha256: str = ""
-    fallen: tuple[str, ...] = ()
+    nodes_on_cpu: tuple[str, ...] = ()
     unshown: str = ""
 
 
@@ -328,8 +328,8 @@ def _of_engine(
     compared = rules.compared(engine.name, "engine", given, precision)
     run = _running(model, None if given.whole else fixed)
     first_call = given.piece(0, fixed or 1).feeds(model.inputs)
-    fallen = model.fallen(first_call) if isinstance(model, GpuSession) else ()
-    note = f"on the CPU: {first_names(fallen, MOST_NAMED_NODES)}" if fallen else ""
+    on_cpu = model.nodes_on_cpu(first_call) if isinstance(model, GpuSession) else ()
+    note = f"on the CPU: {first_names(on_cpu, MOST_NAMED_NODES)}" if on_cpu else ""
 
     def followed(feeds: Feeds) -> Location:
         right = all(link.verdict == "passed" for link in compared.links("engine", REFERENCE))
@@ -338,7 +338,7 @@ def _of_engine(
         return within_engine(source_model, source, built.target, built.precision, feeds, compared.allowed)
 
     sha256 = sha256_of(engine)
-    step = Step("engine", given, compared, run, followed, note, sha256=sha256, fallen=fallen, unshown=unshown)
+    step = Step("engine", given, compared, run, followed, note, sha256=sha256, nodes_on_cpu=on_cpu, unshown=unshown)
     return Chain((step,), (), (engine, *took))
 
 

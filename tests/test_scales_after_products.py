@@ -58,6 +58,14 @@ def test_a_product_of_numbers_at_the_same_place(product):
     assert kinds(*rows).count("Mul") == (product[0] == "Mul")
 
 
+@pytest.mark.parametrize("scaled", [("Mul", "q s", "qs"), ("Div", "q s", "qs")])
+@pytest.mark.parametrize("layers", [LAYERS, FUSED], ids=["three layers", "one layer"])
+def test_scaled_queries_that_are_read_without_the_scale(layers, scaled):
+    """As in the decomposed relative positions of SAM."""
+    rows = [START, *layers, *HEADS, scaled, ("MatMul", "qs k", "scaled"), *END, ("Sin", "q", "y2")]
+    assert not {"Mul", "Div"} & {*kinds(*rows, outputs=("y", "y2"))}
+
+
 STAYS = {
     "a factor for each head": {"scaled": ("Mul", "scores two", "scaled")},
     "a number divided by scores": {"scaled": ("Div", "s scores", "scaled")},

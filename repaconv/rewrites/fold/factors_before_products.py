@@ -1,9 +1,9 @@
-"""Move a number that multiplies a product of two values to before it, where a layer absorbs the number.
+"""Move a number that multiplies a product of two values, or one of them, to where a layer absorbs the number.
 
-    s (q k^T) = (s q) k^T        s (a * b) = (s a) * b
+    s (q k^T) = (s q) k^T        s (a * b) = (s a) * b        (s q) k^T = q (s k)^T
 
-Networks scale attention in both ways. The layer that computes queries or keys takes the number, where only views and
-selections lie between.
+Networks scale attention in several ways. The layer that computes queries or keys takes the number, where only views and
+selections lie between. In SAM, relative positions read the queries without the scale, so that the keys take it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def move_before_products(model: ir.Model) -> list[tuple[str, str]]:
     Returns:
         Name and operator of each node that multiplied or divided.
     """
-    return [(node.name or "", node.op_type) for node in nodes_of(model, "Mul", "Div") if _move(model, node)]
+    moved = [node for node in nodes_of(model, "Mul", "Div") if _move(model, node) or _move_over(model, node)]
+    return [(node.name or "", node.op_type) for node in moved]
 
 
 def _move(model: ir.Model, node: ir.Node) -> bool:
@@ -45,6 +46,24 @@ def _move(model: ir.Model, node: ir.Node) -> bool:
     assert x is not None
     product.replace_input_with(at, shaped_like(write(node.op_type, x, write.constant(number, like=x)), x))
     Writer(model, node).replace(node.outputs[0], product.outputs[0])
+    return True
+
+
+def _move_over(model: ir.Model, node: ir.Node) -> bool:
+    """Multiply the other factor of a product by the number of a node, if only a layer there absorbs it."""
+    numbers = [scalar(value) for value in node.inputs]
+    place = 0 if numbers[0] is None else 1
+    product, x, number = only_reader(node.outputs[0], "MatMul"), node.inputs[place], numbers[1 - place]
+    if product is None or not number or not math.isfinite(number) or (node.op_type == "Div" and place == 1):
+        return False
+    at = 0 if product.inputs[0] is node.outputs[0] else 1
+    other = product.inputs[1 - at]
+    if x is None or other is None or sizes(x) != sizes(node.outputs[0]) or _is_of_layer(x) or not _is_of_layer(other):
+        return False
+    write = Writer(model, product)
+    scaled = shaped_like(write(node.op_type, other, write.constant(number, like=other)), other)
+    product.replace_input_with(at, x)
+    product.replace_input_with(1 - at, scaled)
     return True
 
 

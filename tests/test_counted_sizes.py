@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
-from repaconv.graph.compute_costs import macs_at_ones
-from repaconv.graph.model_rewriting import as_stored, clean
+from repaconv.graph.compute_costs import macs, macs_at_ones, node_works
+from repaconv.graph.model_rewriting import as_stored, clean, read
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.probe_inputs import QUICK_INPUT_NUMBERS, probes
 
@@ -133,3 +133,46 @@ def test_sizes_that_take_long_are_tried_last():
     found, tried = probes_where(lambda height: height <= 28)
     assert found.usual["H"] == 28
     assert max(array.size for array in tried) <= QUICK_INPUT_NUMBERS
+
+
+def flops(operator, inputs, shapes, *, outputs="y", x=(5, 2, 6), **attributes):
+    """What one node multiplies, by the counts of a graph, of an estimate and of a profile."""
+    held = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    tensors = [numpy_helper.from_array(array, name) for name, array in held.items()]
+    made = outputs.split()[-1]
+    node = helper.make_node(
+        operator, inputs.replace("-", "").split(" "), outputs.replace("-", "").split(" "), **attributes
+    )
+    ends = [helper.make_tensor_value_info("x", F, x)], [helper.make_tensor_value_info(made, F, None)]
+    graph = helper.make_graph([node], "net", *ends, tensors)
+    model = read(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+    (work,) = node_works(model)
+    assert work.multiplies
+    assert work.flops == 2 * macs(model)
+    return macs(model)
+
+
+@pytest.mark.parametrize(("operator", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("outputs", ["y", "- h"], ids=["every step", "the last"])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_a_recurrent_layer_multiplies_input_and_state_by_every_gate(operator, gates, outputs, directions):
+    shapes = {"w": (directions, gates * 3, 6), "r": (directions, gates * 3, 3)}
+    way = "bidirectional" if directions == 2 else "forward"
+    found = flops(operator, "x w r", shapes, outputs=outputs, hidden_size=3, direction=way)
+    assert found == 5 * 2 * directions * gates * 3 * (6 + 3)
+
+
+def test_a_transposed_convolution_multiplies_every_pixel_of_its_input():
+    assert flops("ConvTranspose", "x w", {"w": (6, 4, 2, 2)}, x=(1, 6, 5, 5), strides=[2, 2]) == 25 * 6 * 4 * 4
+
+
+def test_an_einsum_that_is_a_product_is_counted_as_one():
+    assert flops("Einsum", "x w", {"w": (6, 7)}, equation="abc,cd->abd") == 5 * 2 * 6 * 7
+
+
+def test_an_einsum_of_three_operands_is_not_known():
+    node = helper.make_node("Einsum", ["x", "x", "x"], ["y"], equation="ab,bc,cd->ad")
+    ends = [helper.make_tensor_value_info(name, F, (4, 4)) for name in "xy"]
+    graph = helper.make_graph([node], "net", ends[:1], ends[1:])
+    (work,) = node_works(read(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)))
+    assert (work.flops, work.bytes) == (None, None)

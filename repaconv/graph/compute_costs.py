@@ -19,6 +19,7 @@ from repaconv.graph.operator_facts import (
     PRODUCTS,
     QUANTIZING,
     RANDOM,
+    RECURRENT_GATES,
     ROW_NORMS,
     SELECTIONS,
     VIEWS,
@@ -131,11 +132,12 @@ def multiplies(node: ir.Node, place: int) -> bool:
     """Return whether a node multiplies by the input at this index."""
     if node.domain == "" and node.op_type == "Einsum":
         return bool(_flops_of_einsum(node))
-    return node.domain == "" and node.op_type in PRODUCTS and place < 2
+    last = 2 if node.op_type in RECURRENT_GATES else 1
+    return node.domain == "" and node.op_type in COUNTED_PRODUCTS and place <= last
 
 
 def macs(model: ir.Model) -> int | None:
-    """Count the multiply-accumulates of one image in products, convolutions and attention.
+    """Count the multiply-accumulates of one image in products, convolutions, attention and recurrent layers.
 
     A dynamic dimension counts as 1. None if some shape is unknown.
     """
@@ -203,8 +205,9 @@ def flops_in(node: ir.Node) -> int | None:
     """
     if node.op_type == "Einsum":
         return _flops_of_einsum(node)
-    inputs = [sizes(value) for value in (node.inputs[:2] if node.op_type in PRODUCTS else node.inputs)]
-    outputs = [sizes(value) for value in node.outputs[:1]]
+    first = 1 if node.op_type in RECURRENT_GATES else 2 if node.op_type in COUNTED_PRODUCTS else len(node.inputs)
+    inputs = [sizes(value) for value in node.inputs[:first]]
+    outputs = [sizes(value) for value in [value for value in node.outputs if value.name][:1]]
     if None in inputs or None in outputs:
         return None
     return flops_of(node.op_type, _numbers(inputs), _numbers(outputs))
@@ -231,7 +234,7 @@ def _number(size: Size) -> int:
 
 # Work per node and inference: FLOPs, memory traffic and precision.
 
-UNCOUNTED = frozenset(("Einsum", "ConvTranspose", "DeformConv", "LSTM", "GRU", "RNN", "If", "Loop", "Scan"))
+UNCOUNTED = frozenset(("DeformConv", "If", "Loop", "Scan"))
 """Operators that multiply, but whose FLOPs are not counted here."""
 FREE = frozenset(VIEWS) - {"Transpose"} | frozenset((*QUANTIZING, "Shape", "Size", "Constant", "ConstantOfShape"))
 """Operators that move no data at run time: they only rename, reshape or retype it."""
@@ -257,7 +260,7 @@ class Work(NamedTuple):
     @property
     def multiplies(self) -> bool:
         """Whether the node is a matrix product or convolution, which dominate the run time."""
-        return self.operator in (*PRODUCTS, *INTEGER_PRODUCTS)
+        return self.operator in (*COUNTED_PRODUCTS, *INTEGER_PRODUCTS)
 
 
 def runtime_inputs(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
@@ -285,7 +288,7 @@ def node_works(model: ir.Model, lowered: str | None = None) -> Iterator[Work]:
     """
     for node in model.graph:
         if not _is_free(node):
-            known = node.domain == "" and node.op_type not in UNCOUNTED
+            known = node.domain == "" and node.op_type not in UNCOUNTED and not _is_unknown_einsum(node)
             yield Work(
                 name=node.name or node.op_type,
                 operator=node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}",
@@ -311,7 +314,12 @@ def _is_size(value: ir.Value) -> bool:
 
 
 def _flops(node: ir.Node) -> int | None:
-    return flops_in(node) if node.op_type in (*PRODUCTS, *INTEGER_PRODUCTS) else 0
+    return flops_in(node) if node.op_type in (*COUNTED_PRODUCTS, *INTEGER_PRODUCTS) else 0
+
+
+def _is_unknown_einsum(node: ir.Node) -> bool:
+    """Return whether a node is an Einsum of three operands and more, or of an equation or shapes that are not read."""
+    return node.op_type == "Einsum" and (len(node.inputs) > 2 or equation_of(node) is None)
 
 
 def _precision(node: ir.Node) -> str:

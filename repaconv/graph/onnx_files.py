@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.files import once_per_content
-from repaconv.graph.operator_facts import DEFAULT_DOMAIN, FLOATS, QUANTIZING
+from repaconv.graph.operator_facts import DEFAULT_DOMAIN, FLOATS, QUANTIZING, RECURRENT_GATES
 
 if TYPE_CHECKING:
     import onnx
@@ -406,9 +406,13 @@ def flops_of(operator: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence
     """Return two FLOPs per multiply-accumulate of a node's matrix products and convolutions; 0 for other operators.
 
     Attention has two products, of queries and keys and of weights and values; its inputs are [B, N, H e] or [B, H,
-    N, e]. Scales and zero points of quantized operators are not matrices. Channels of a convolution's images may be
-    first, last or in blocks.
+    N, e]. A recurrent layer multiplies its input [T, B, c] and its state by one matrix per gate and direction; its
+    outputs are [T, D, B, h] and [D, B, h]. Scales and zero points of quantized operators are not matrices. Channels of
+    a convolution's images may be first, last or in blocks.
     """
+    if outputs and operator in RECURRENT_GATES and len(inputs[0]) == 3 and len(outputs[0]) in (3, 4):
+        directions, width = outputs[0][-3], outputs[0][-1]
+        return 2 * prod(inputs[0][:2]) * directions * RECURRENT_GATES[operator] * width * (inputs[0][-1] + width)
     matrices = [shape for shape in inputs if len(shape) >= 2]
     if outputs and len(matrices) > 1 and "Conv" in operator:
         images = inputs[0] if "Transpose" in operator else outputs[0]

@@ -41,8 +41,10 @@ MOVES = (*VIEWS, *SELECTIONS)
 
 PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention")
 """Matrix products and convolutions, which dominate the run time."""
-COUNTED_PRODUCTS = (*PRODUCTS, "Einsum")
-"""Operators whose multiplications count where two graphs are compared by size."""
+RECURRENT_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+"""Recurrent layers, and how many matrices each multiplies its input and its state by."""
+COUNTED_PRODUCTS = (*PRODUCTS, "ConvTranspose", *RECURRENT_GATES, "Einsum")
+"""Operators whose multiplications are counted."""
 INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")
 """Products of integers."""
 

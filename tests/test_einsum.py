@@ -118,6 +118,14 @@ def test_an_einsum_is_written_as_other_operators(equation, constants, dynamic, w
     assert kinds(folded(*network(equation, constants, dynamic))) == wanted
 
 
+def test_an_einsum_that_returns_its_operand_is_written_as_nothing():
+    rows = [("Relu", "x", "a"), ("Einsum", "a", "b", {"equation": "ij->ij"}), ("Sin", "b", "y")]
+    after, changes = rewritten(graph(rows, {}, {"x": (2, 3)}), [EINSUM])
+    assert (kinds(after), [change.description for change in changes]) == ("Relu Sin", ["ij->ij: its operand"])
+    after, _ = rewritten(graph(rows[:2], {}, {"x": (2, 3)}, ["b"]), [EINSUM])
+    assert (kinds(after), after.graph.node[0].output) == ("Relu", ["b"])
+
+
 @pytest.mark.parametrize(
     ("equation", "shapes", "wanted"),
     [

@@ -40,10 +40,10 @@ def apply(model: ir.Model) -> Iterator[Change]:
             continue
         write = Writer(model, node)
         new = _Product(write, found, turned).written(node)
-        new = new if new.producer() is not None and new not in node.inputs else write("Identity", new)
-        set_shape(new, [found.equation.size[each] for each in found.equation.output], node.inputs[0])
+        if new not in node.inputs:
+            set_shape(new, [found.equation.size[each] for each in found.equation.output], node.inputs[0])
         write.replace(node.outputs[0], new)
-        done = ", ".join(found.operators) or "Identity"
+        done = ", ".join(found.operators) or "its operand"
         yield Change(
             rewrite=EINSUM.name, place=node.name or "", description=f"{attribute(node, 'equation', '')}: {done}"
         )

@@ -285,3 +285,31 @@ def test_external_weights_that_are_too_short_are_named_whatever_opens_them(repac
         code, _, said = repaconv(*command.split())
         assert code == 4, command
         assert f"short.data, which has 100 bytes of the {len(whole):,} that they take. (onnx.external)" in said, command
+
+
+def test_a_negative_variance_is_named():
+    """Its outputs are NaN in every graph, of which a comparison shows nothing."""
+    nodes, weights = conv_and_norm()
+    write(nodes, {**weights, "v": np.array([1, -1, 1, 1], np.float32)}, {"y": (F, ["N", 4, "H", "W"])})
+    with pytest.raises(Refused, match=r"v, a variance of net.onnx, has negative values") as caught:
+        rc.fold("net.onnx")
+    assert caught.value.code == "onnx.negative-variance"
+
+
+def test_images_that_no_memory_holds_are_told_as_such(repaconv):
+    nodes, weights = conv_and_norm()
+    write(nodes, weights, {"y": (F, ["N", 4, "H", "W"])}, inputs={"x": (F, ["N", 3, 1 << 40, 8])})
+    code, _, said = repaconv("fold", "net.onnx")
+    assert code == 3
+    assert "there is not enough memory to run net.onnx: Unable to allocate" in said
+    assert "(environment.memory)" in said
+
+
+def test_a_newer_file_format_is_told_as_such():
+    nodes, weights = conv_and_norm()
+    model = write(nodes, weights, {"y": (F, ["N", 4, "H", "W"])})
+    model.ir_version = 99
+    onnx.save(model, "net.onnx")
+    with pytest.raises(Refused, match="ir_version 99 is higher") as caught:
+        rc.fold("net.onnx")
+    assert "write a lower model.ir_version" in caught.value.hint

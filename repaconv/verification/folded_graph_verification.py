@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repaconv.core.errors import GateFailed, Refused, first_line
+from repaconv.core.errors import EnvironmentProblem, GateFailed, Refused, RepaconvError, first_line
 from repaconv.engines.contract import Array, Feeds
 from repaconv.graph.float64_rewriting import DOUBLE, Weights, is_only_rounded
 from repaconv.graph.graph_without_weights import inferred_element_types
@@ -192,8 +192,14 @@ def depth_of(model: onnx.ModelProto) -> int:
     return sum(node.op_type in ("MatMul", "Gemm", "Conv") for node in model.graph.node) // 6
 
 
-def unrunnable(source: Path, model: onnx.ModelProto, error: Unrunnable) -> Refused:
+def unrunnable(source: Path, model: onnx.ModelProto, error: Unrunnable) -> RepaconvError:
     """Return the error to raise if no inputs were found on which a graph runs."""
+    if isinstance(error.__cause__, MemoryError):
+        return EnvironmentProblem(
+            f"there is not enough memory to run {source}: {first_line(error)}.",
+            hint="Export it for smaller inputs, or run it on a machine with more memory.",
+            code="environment.memory",
+        )
     if why := checker_error(model) or misfit(model):
         return Refused(
             f"{source} is not valid ONNX: {why}; it does not run under ONNX Runtime either.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +31,7 @@ from repaconv.graph.operator_facts import (
     ARITHMETIC,
     BFLOAT16,
     DEFAULT_DOMAIN,
+    EPSILON,
     FLOATS,
     HALVES,
     NCHWC,
@@ -54,11 +55,15 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "In
 mask there. Others may read infinity on purpose: a mask, a limit."""
 BIAS_INPUT = 2
 """The input of a convolution or Gemm that a mask may have been added to: minus infinity hides a channel."""
+VARIANCE_INPUT = 4
+"""The input of a BatchNormalization that is the variance."""
 CONTROL_FLOW = ("If", "Loop", "Scan")
 MIXED_TYPES = ("has inconsistent type", "elem type differs")
 """What ONNX's strict check says of values of two types where an operator takes one."""
 UNKNOWN_OPERATOR = "No Op registered"
 """What ONNX's check says of a node of its own domain that it does not have in the opset."""
+NEWER_FORMAT = "is higher than the checker's"
+"""What ONNX's check says of a file of a newer IR version."""
 UNSORTED_NODES = "topologically sorted"
 """What ONNX's check says of a graph with a node that reads what is not computed before it."""
 WINDOWED = ("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool")
@@ -115,6 +120,8 @@ def loaded(path: Path) -> onnx.ModelProto:
                 "This opset of ONNX has no such operator, and no runtime loads the file. If the exporter left it as "
                 "its framework has it, write it with others in the network; otherwise export for a newer opset."
             )
+        if NEWER_FORMAT in why:
+            hint = "Its file format is newer than this onnx: update that, or write a lower model.ir_version."
         raise Refused(f"{path} is not valid ONNX: {why}.", hint=hint, code="onnx.invalid") from error
     for file, stamp in before.items():
         require_unchanged(file, stamp)
@@ -173,7 +180,7 @@ def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
     Raises:
         Refused: The graph has no inputs or no outputs, an input of unknown type, an output that is a map, values of
             half precision where an operator takes another type, windows with dilations that pad themselves, a loop with
-            too many iterations, random numbers in its outputs, or a weight with NaN or infinity.
+            too many iterations, random numbers in its outputs, a weight with NaN or infinity, or a negative variance.
     """
     if not inputs_of(model) or not model.graph.output:
         raise Refused(
@@ -241,6 +248,7 @@ def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
     for node in model.graph.node:
         if node.op_type not in (*WEIGHTED, *ARITHMETIC) or node.domain:
             continue
+        _require_positive_variance(path, node, weights)
         for place, name in enumerate(node.input):
             weight = weights.pop(name, None)
             if weight is None or weight.data_type not in FLOATS:  # a Constant may have no tensor, but one number
@@ -258,6 +266,26 @@ def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
                     hint="The training diverged or the file is damaged. Export an earlier checkpoint.",
                     code="onnx.not-finite",
                 )
+
+
+def _require_positive_variance(path: Path, node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto]) -> None:
+    """Refuse a BatchNormalization whose variance is negative: its outputs are NaN, which a comparison leaves out.
+
+    Raises:
+        Refused: ``onnx.negative-variance``.
+    """
+    from onnx import numpy_helper
+
+    weight = weights.get(node.input[VARIANCE_INPUT]) if node.op_type == "BatchNormalization" else None
+    if weight is None or weight.data_type not in FLOATS:
+        return
+    epsilon = attributes_of(node).get("epsilon", EPSILON)
+    if (numpy_helper.to_array(weight).astype("float64") + epsilon < 0).any():
+        raise Refused(
+            f"{weight.name}, a variance of {path}, has negative values.",
+            hint="The file is damaged, or the inputs of its BatchNormalization are in another order: export it again.",
+            code="onnx.negative-variance",
+        )
 
 
 def _has_map(kind: onnx.TypeProto) -> bool:

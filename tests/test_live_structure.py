@@ -232,7 +232,7 @@ def test_scales_that_stay_say_why():
     assert "0.beta -> 0.conv" in needs
     assert "does not run without it" in needs
     before = " ".join(unfolded(nn.Sequential(Scaled("before")).double()))
-    assert "0: a constant factor behind a layer not folded, its forward holds the number itself" in before
+    assert "0: a constant factor after a layer not folded, its forward holds the number itself" in before
     assert "0.beta: a learned scale not folded, no layer" in before
 
 
@@ -776,7 +776,7 @@ class Refined(nn.Module):
 
 
 def test_what_a_constant_is_computed_from_is_found_however_many_ways_lead_there():
-    assert "a scale behind a layer not folded" in unfolded(Refined(), torch.randn(3, 8))[0]
+    assert "a scale after a layer not folded" in unfolded(Refined(), torch.randn(3, 8))[0]
 
 
 class Counting(nn.Module):

@@ -611,13 +611,13 @@ def _unfolded_scale(places: Places, step: Step, x: Value, other: object) -> Iter
     if any(into_producer(places, x, Scale(axis, factor, None)) for axis, factor in factors if factor is not None):
         if not isinstance(other, Value) or not parameters_of(other):
             why = "its forward holds the number itself; a fold of its ONNX graph takes it"
-            yield Unfolded(step.module, "a constant factor behind a layer", why)
+            yield Unfolded(step.module, "a constant factor after a layer", why)
         elif _parameter_name(places, step, x, other) is None:
             why = "the parameter is one number, is used elsewhere as well, or is not that part's own"
-            yield Unfolded(step.module, "a scale behind a layer", why)
+            yield Unfolded(step.module, "a scale after a layer", why)
     elif isinstance(other, Value) and len(names := sorted(parameters_of(other))) == 1 and other.tensor.numel() > 1:
         why = "no layer of which nothing else reads the output comes right before it in the forward; a fold of the "
-        why += "ONNX graph may take it into the layers behind it"
+        why += "ONNX graph may fold it into the layers after it"
         yield Unfolded(names[0], "a learned scale", why)
 
 
@@ -650,7 +650,7 @@ def _why_norm(places: Places, step: Step) -> str:
             return f"{x.step.module}, which is right before it, is shared, hooked, or read from outside"
     if step.output is not None and any(map(_is_padded, step.output.reads)):
         return PADDED
-    return "no layer of its own and alone comes right before it, or right behind it"
+    return "no layer that nothing else reads is directly before it or after it"
 
 
 def _is_padded(step: Step) -> bool:

@@ -196,7 +196,7 @@ def _tokens_of(value: ir.Value) -> ir.Value | None:
     return end if end is not None and rank_of(end) == 3 and not end.is_graph_output() else None
 
 
-JOIN = Rewrite("join", "for heads of one number over the same tokens, added up or behind one softmax", join)
+JOIN = Rewrite("join", "for heads of one number over the same tokens, added up or after one softmax", join)
 
 
 # --- heads: write joined attentions in their cheapest form.
@@ -274,7 +274,7 @@ def _write_cheapest(model: ir.Model, softmax: ir.Node, found: Attention, layers:
         set_shape(done, sizes(end), x)
     after.replace(end, done)
     description = f"scores {'X W X^T' if key is None else f'over heads {len(key) // count} wide'}"
-    description = f"{description}; keys' bias gone, values' behind the projection"
+    description = f"{description}; the keys' bias removed, the values' bias moved after the projection"
     return Change(rewrite=CHOOSE.name, place=softmax.name or "", description=description)
 
 

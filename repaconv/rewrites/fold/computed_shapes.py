@@ -32,7 +32,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
         yield Change(
             rewrite=SHAPES.name,
             place="",
-            description=f"{what} computed what is known, or follows from the shapes of the inputs",
+            description=f"{what} removed: their results are known, or follow from the shapes of the inputs",
         )
 
 

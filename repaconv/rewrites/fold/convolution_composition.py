@@ -413,7 +413,7 @@ def _into_readers(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Chan
         x = reader.inputs[0]
         assert x is not None
         _replace_by_conv(model, reader, one, x)
-        yield Change(rewrite=rewrite, place=node.name or "", description=f"{node.op_type} -> {reader.name} behind it")
+        yield Change(rewrite=rewrite, place=node.name or "", description=f"{node.op_type} -> {reader.name} after it")
 
 
 def _replace_by_conv(model: ir.Model, node: ir.Node, kernel: Kernel, x: ir.Value) -> None:

@@ -84,7 +84,9 @@ def _emit(
             f"{n} {name}" if n > 1 else name for name, n in sorted(Counter(vertex.absorbed).items())
         )
         yield Change(
-            rewrite=rewrite, place=place.name or "", description=f"{description or 'edges'} -> {emitter.description}"
+            rewrite=rewrite,
+            place=place.name or "",
+            description=f"{description or 'changed inputs'} -> {emitter.description}",
         )
 
 

@@ -60,11 +60,9 @@ def _round(model: ir.Model) -> Iterator[Change]:
     shorten_views(model)
     clean(model)
     for layer in operators_past_means.move_past_means(model):
-        yield Change(rewrite=AFFINE.name, place=layer, description=f"{layer} acts on a mean, not on all that it is of")
+        yield Change(rewrite=AFFINE.name, place=layer, description=f"{layer} moved after a mean, to fewer numbers")
     for layer in operators_before_expands.move_before_expands(model):
-        yield Change(
-            rewrite=AFFINE.name, place=layer, description=f"{layer} acts on what is repeated, not on all of it"
-        )
+        yield Change(rewrite=AFFINE.name, place=layer, description=f"{layer} moved before an Expand, to fewer numbers")
     for axis in (LAST, IMAGE):
         graph = linear_graph(model, axis, embeddings)
         graph.fold()

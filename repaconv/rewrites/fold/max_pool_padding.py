@@ -106,7 +106,9 @@ def _with_axes(model: ir.Model, node: ir.Node) -> Iterator[Change]:
     set_shape(new, sizes(out), out)
     write.replace(out, new)
     yield Change(
-        rewrite=POOL_PADDING.name, place=node.name or "", description="zeros before a maximum, which names its axes"
+        rewrite=POOL_PADDING.name,
+        place=node.name or "",
+        description="a Pad of zeros before MaxPools, with its axes as an input",
     )
 
 

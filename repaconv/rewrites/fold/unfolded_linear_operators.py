@@ -24,9 +24,9 @@ from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-PADDED = "a padded convolution's border is zero, and what is added before it is not there"
-BORDER = "a padded convolution's border is zero, and what the one before it gives there is not"
-READ_BESIDE = "what is between them is read by {} as well"
+PADDED = "the convolution pads with zeros, to which the shift before it is not added"
+BORDER = "the convolution pads with zeros, where the one before it would give other numbers"
+READ_BESIDE = "the value between them is also read by {}"
 _POOLS = ("GlobalAveragePool", "AveragePool", "ReduceMean", "ReduceSum", "Pad")
 _THROUGH = (*MOVES, *_POOLS)
 """Linear operators without weights. Operators before and after them are treated as neighbors."""
@@ -85,14 +85,14 @@ def unfolded_operators(model: ir.Model) -> Iterator[str]:
                 if not before.shifts and before.weight is None and one.shifts and one.weight is None:
                     continue  # a scale and its shift, as a norm's
                 why = _why_not_composed(before, one, path, rounding)
-                found.setdefault(f"after another, since {why}", []).append(f"{one.name} after {before.name}")
+                found.setdefault(f"in a row, since {why}", []).append(f"{one.name} after {before.name}")
         elif node.op_type in ("Add", "Sub", "Concat") and not node.domain and not _is_inner(node):
             for group, source in _parallel_groups(node):
                 why = _why_not_merged(group, source, node)
                 description = " next to ".join([one.name for one in group] + ["its own input"] * (len(group) == 1))
-                found.setdefault(f"next to another, since {why}", []).append(description)
+                found.setdefault(f"with the same input, since {why}", []).append(description)
     for why, names in found.items():
-        yield f"linear operators remain {why}: {'; '.join(dict.fromkeys(names))}"
+        yield f"linear operators {why}: {'; '.join(dict.fromkeys(names))}"
     yield from _norms(model)
 
 

@@ -188,7 +188,7 @@ def _narrowed(model: ir.Model) -> Iterator[Change]:
     yield Change(
         rewrite=READ_TOKENS.name,
         place=(saved[-1].name or "").rpartition("/")[0],
-        description=f"{len(saved)} products for {len(read.places)} of the tokens, the ones that are read, not for all",
+        description=f"{len(saved)} products computed only for the tokens that are read ({len(read.places)})",
     )
 
 
@@ -371,7 +371,7 @@ def _resize(model: ir.Model, node: ir.Node, reads: Reads) -> None:
 
 READ_TOKENS = Rewrite(
     "read-tokens",
-    "where constant places of the tokens are read and what lies before acts on every token by itself",
+    "layers that act on each token alone, if only some tokens are read after them, always the same, e.g. a class token",
     apply,
     order=10,
     keeps=True,

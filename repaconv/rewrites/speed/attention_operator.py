@@ -89,7 +89,7 @@ def _for_every_query(write: Writer, mask: ir.Value, queries: int, keys: int) -> 
 
 ATTENTION_OP = Rewrite(
     "attention-op",
-    "softmax over keys of one product of queries and keys, masked or not, times values, heads side by side",
+    "softmax attention, masked or not, whose heads are consecutive channels",
     _as_one_operator,
     opset=23,
     order=60,

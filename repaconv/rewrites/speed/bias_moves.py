@@ -96,10 +96,13 @@ NO_KEY_BIAS = Rewrite(
 )
 VALUE_BIAS_FORWARD = Rewrite(
     "value-bias-forward",
-    "softmax attention whose values are a linear layer with a bias that nothing else reads, with another one behind",
+    "softmax attention before a linear layer, whose values are a linear layer with a bias that nothing else reads",
     _value_biases_forward,
     order=25,
 )
 BIAS_FORWARD = Rewrite(
-    "bias-forward", "a linear layer in a sum that only linear layers with a bias read", _biases_forward, order=88
+    "bias-forward",
+    "a linear layer with a bias in a sum, if only linear layers with a bias read the sum",
+    _biases_forward,
+    order=88,
 )

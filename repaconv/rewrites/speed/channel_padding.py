@@ -208,9 +208,9 @@ def _whole_groups(model: ir.Model, name: str, block: int) -> Iterator[Change]:
 
 
 VALID = (
-    "channels, in no blocks of {}, that convolutions make and read, each by itself between; at most 1.8 times as many"
+    "channels between convolutions, not a multiple of {}, with per-channel operators between; at most 1.8 times as many"
 )
-ALIKE = "a convolution in groups of channels, as many out as in, of which several make a block of {}"
+ALIKE = "a grouped convolution with as many output as input channels, if several groups fill a block of {}"
 WHOLE_BLOCKS, WHOLE_BLOCKS_16 = (
     Rewrite(name, VALID.format(block), partial(_whole_blocks, name=name, block=block), order=95)
     for name, block in (("whole-blocks", BLOCK), ("whole-blocks-16", WIDE))

@@ -43,7 +43,7 @@ def _gate_as_image(model: ir.Model) -> Iterator[Change]:
             wide = write("Resize", gate, None, scales, **nearest)
             wide.shape = image.shape if image is not None else None
             write.replace(product.outputs[0], write("Mul", image, wide))
-            description = f"{large[0]} channels of {large[1]} x {large[2]} places"
+            description = f"{large[0]} channels of {large[1]} x {large[2]} pixels"
             yield Change(rewrite="gate-as-image", place=product.name or "", description=description)
 
 

@@ -41,5 +41,5 @@ def _mean_as_pool(model: ir.Model) -> Iterator[Change]:
 
 
 MEAN_AS_POOL = Rewrite(
-    "mean-as-pool", "a mean over the places of images [B, c, h, w]", _mean_as_pool, order=97, keeps=True
+    "mean-as-pool", "a mean over the pixels of images [B, c, h, w]", _mean_as_pool, order=97, keeps=True
 )

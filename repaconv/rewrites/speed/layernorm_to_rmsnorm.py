@@ -202,7 +202,7 @@ def _rms_norms(model: ir.Model) -> Iterator[Change]:
         yield Change(
             rewrite="rms-norm",
             place=norm.name or "",
-            description=f"{len(stream.norms)} norms without a mean, {count} writers centred",
+            description=f"{len(stream.norms)} norms without their mean, {count} layers before them with a mean of zero",
         )
 
 
@@ -220,7 +220,7 @@ def _write_rms(model: ir.Model, norm: ir.Node) -> None:
 
 RMS_NORM = Rewrite(
     "rms-norm",
-    "LayerNorms over channels whose input is a sum of linear layers, convolutions and constants that only norms read",
+    "LayerNorms over channels of a sum of linear layers, convolutions and constants, if only norms read the sum",
     _rms_norms,
     opset=23,
     order=85,

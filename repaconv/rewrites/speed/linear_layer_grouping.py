@@ -97,7 +97,7 @@ def _one_column_as_sum(model: ir.Model) -> Iterator[Change]:
 
 LINEAR_EACH = Rewrite(
     "linear-each",
-    "a linear layer whose output is only split along channels; a 1x1 convolution too, if a part is reshaped",
+    "a linear layer whose output is only split by channels; also a 1x1 convolution, if one of the parts is reshaped",
     _a_layer_for_each_part,
     order=70,
     keeps=True,
@@ -110,7 +110,7 @@ CONCAT_LINEAR = Rewrite(
 )
 COLUMN_AS_SUM = Rewrite(
     "column-as-sum",
-    "a linear layer of one output",
+    "a linear layer with one output channel",
     _one_column_as_sum,
     opset=13,
     order=93,

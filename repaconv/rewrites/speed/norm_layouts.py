@@ -40,7 +40,9 @@ def _norm_in_place(model: ir.Model) -> Iterator[Change]:
             new = write("Add", new, write.constant(shift.reshape(column)))
         new.shape = x.shape
         write.replace(out, new)
-        description = f"a norm over all of {'x'.join(map(str, (sizes(x) or ())[1:]))}, not in a row"
+        description = (
+            f"a norm over all {'x'.join(map(str, (sizes(x) or ())[1:]))} numbers, without a Reshape to one row"
+        )
         yield Change(rewrite="norm-in-place", place=norm.name or "", description=description)
 
 
@@ -73,7 +75,7 @@ def _input_and_output(norm: ir.Node) -> tuple[ir.Value, ir.Value] | None:
 
 NORM_IN_PLACE = Rewrite(
     "norm-in-place",
-    "a norm over all of a sample, which stays an image: the norm's formula, that the runtime knows again",
+    "a norm over a whole sample that is reshaped to one row: written as a formula, which the runtime recognizes",
     _norm_in_place,
     opset=18,
     order=37,

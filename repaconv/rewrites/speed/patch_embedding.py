@@ -55,7 +55,11 @@ def _patches_as_product(model: ir.Model) -> Iterator[Change]:
         product = write_linear(write, x, weight.reshape(len(weight), -1).T, bias)
         for value in tokens:
             write.replace(value, product)
-        yield _change("patch-gemm", conv, f"patches of {side[0]} x {side[1]} as rows of one product")
+        yield Change(
+            rewrite="patch-gemm",
+            place=conv.name or "",
+            description=f"patches of {side[0]} x {side[1]} as the rows of one matrix product",
+        )
 
 
 def _patches(write: Writer, image: ir.Value | None, pixels: tuple[int, int, int], side: tuple[int, ...]) -> ir.Value:
@@ -83,7 +87,11 @@ def _constants_once(model: ir.Model) -> Iterator[Change]:
         if found is None:
             continue
         write.replace(node.outputs[0], found)
-        yield _change("constant-tokens", node, f"{len(positions)} positions added to what is constant")
+        yield Change(
+            rewrite="constant-tokens",
+            place=node.name or "",
+            description=f"{len(positions)} position embeddings added to constants in advance",
+        )
 
 
 def _added_to_parts(write: Writer, tokens: ir.Value, positions: Array) -> ir.Value | None:
@@ -132,19 +140,15 @@ def _added_with_bias(write: Writer, tokens: ir.Value, rows: Array) -> ir.Value |
     return write("Add", tokens, write.constant((rows + bias)[None]))
 
 
-def _change(name: str, node: ir.Node, description: str) -> Change:
-    return Change(rewrite=name, place=node.name or "", description=description)
-
-
 PATCH_GEMM = Rewrite(
     "patch-gemm",
-    "a convolution whose stride is its kernel, without padding, on an image of known size, read as tokens alone",
+    "a convolution whose stride equals its kernel, without padding, on an image of known size, if only tokens are read",
     _patches_as_product,
     order=31,
 )
 CONSTANT_TOKENS = Rewrite(
     "constant-tokens",
-    "constant positions added to learned tokens and patches side by side, or to patches with a bias",
+    "constant position embeddings that are added to learned tokens and patches, or to patches with a bias",
     _constants_once,
     order=30,
 )

@@ -23,12 +23,16 @@ def _turned_twice(model: ir.Model) -> Iterator[Change]:
         out = node.outputs[0]
         products = all(user.op_type == "MatMul" and place == 1 and not user.domain for user, place in out.uses())
         if products and not out.is_graph_output() and split_last_transpose(model, node):
-            yield Change(rewrite="turn-in-product", place=node.name or "", description="heads apart first, then turned")
+            yield Change(
+                rewrite="turn-in-product",
+                place=node.name or "",
+                description="two Transposes: of whole rows, then of the last two axes, which the product does",
+            )
 
 
 TURN_IN_PRODUCT = Rewrite(
     "turn-in-product",
-    "the second factor of a product, moved and turned by one Transpose: by two, of which the product does the last",
+    "a Transpose of the second factor of a product that moves heads and swaps the last two axes: two Transposes",
     _turned_twice,
     order=100,
     keeps=True,

@@ -149,7 +149,7 @@ class _SharedInputs:
 
 ROTARY_OP = Rewrite(
     "rotary-op",
-    "queries or keys of which pairs of channels are rotated by angles that depend on the token and the pair",
+    "rotary position embeddings of queries or keys: pairs of channels, rotated by an angle per token and pair",
     write_operators,
     opset=23,
     order=59,

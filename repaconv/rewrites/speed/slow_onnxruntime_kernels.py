@@ -204,11 +204,11 @@ def _power(write: Writer, x: ir.Value, by: float) -> ir.Value:
 AFTER_WINOGRAD = 97
 """winograd applies an activation to each phase only where it is one operator."""
 MISH_AS_QUOTIENT = Rewrite(
-    "mish-as-quotient", "a Mish", _mish_as_quotient, order=AFTER_WINOGRAD, keeps=True, fp32_only=True
+    "mish-as-quotient", "Mish", _mish_as_quotient, order=AFTER_WINOGRAD, keeps=True, fp32_only=True
 )
 PRELU_AS_SUM = Rewrite(
     "prelu-as-sum",
-    "a PReLU with constant slopes, also written as max(0, x) - a max(0, -x)",
+    "PReLU with constant slopes, also written as max(0, x) - a max(0, -x)",
     _prelu_as_sum,
     order=AFTER_WINOGRAD,
     keeps=True,
@@ -216,7 +216,7 @@ PRELU_AS_SUM = Rewrite(
 )
 SOFTMAX_AS_QUOTIENT = Rewrite(
     "softmax-as-quotient",
-    "a Softmax or LogSoftmax over an axis that is not the last",
+    "Softmax or LogSoftmax over another axis than the last",
     _softmax_as_quotient,
     opset=18,
     order=93,
@@ -225,7 +225,7 @@ SOFTMAX_AS_QUOTIENT = Rewrite(
 )
 LRN_AS_CONV = Rewrite(
     "lrn-as-conv",
-    "a local response normalization",
+    "local response normalization",
     _lrn_as_conv,
     order=93,
     keeps=True,

@@ -60,7 +60,7 @@ def split_convolution(model: ir.Model, split: ir.Node, rewrite: str) -> Iterator
 
 CONV_EACH = Rewrite(
     "conv-each",
-    "a convolution of an image of known size whose output, behind its activation, is only split along channels",
+    "a convolution of an image of known size, if its output after the activation is only split by channels",
     _a_convolution_for_each_part,
     order=93,
     keeps=True,

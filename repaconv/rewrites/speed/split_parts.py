@@ -44,7 +44,7 @@ def _read_parts(model: ir.Model) -> Iterator[Change]:
 
 CONCAT_PARTS = Rewrite(
     "concat-parts",
-    "a Concat that reads whole what a Split along the same axis takes apart",
+    "a Concat of a value that a Split along the same axis splits as well",
     _read_parts,
     order=99,
     keeps=True,

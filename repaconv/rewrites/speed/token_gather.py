@@ -53,7 +53,7 @@ def _by_gather_nd(model: ir.Model) -> Iterator[Change]:
             index = write("Cast", index, to=ir.DataType.INT64)
             index.dtype = ir.DataType.INT64
         write.replace(node.outputs[0], write("GatherND", x, index, batch_dims=1))
-        yield _change("rows-by-gathernd", node, "an index a row")
+        yield Change(rewrite="rows-by-gathernd", place=node.name or "", description="one index per row")
 
 
 BEST = ("ArgMax", "ArgMin", "ReduceMax", "ReduceMin")
@@ -79,7 +79,11 @@ def _best_down_columns(model: ir.Model) -> Iterator[Change]:
             else:
                 found = write(node.op_type, turned, write.constant([axis]), keepdims=0)
             write.replace(node.outputs[0], found)
-        yield _change("best-down-columns", product, f"{', '.join(node.op_type for node in readers)} of scores turned")
+        yield Change(
+            rewrite="best-down-columns",
+            place=product.name or "",
+            description=f"{', '.join(node.op_type for node in readers)} along the columns of the transposed product",
+        )
 
 
 def _best_of_rows(node: ir.Node) -> bool:
@@ -98,13 +102,9 @@ def _with_last_axes_swapped(write: Writer, factor: ir.Value | None, rank: int) -
     return last_axes_swapped(write, factor, rank)
 
 
-def _change(name: str, node: ir.Node, description: str) -> Change:
-    return Change(rewrite=name, place=node.name or "", description=description)
-
-
 ROWS_BY_GATHERND = Rewrite(
     "rows-by-gathernd",
-    "rows picked by an index that is the same for all channels",
+    "a GatherElements whose index is the same for all channels",
     _by_gather_nd,
     opset=12,
     order=46,
@@ -112,7 +112,7 @@ ROWS_BY_GATHERND = Rewrite(
 )
 BEST_DOWN_COLUMNS = Rewrite(
     "best-down-columns",
-    "a product of two activations of which only the best of each row is read, or where it is",
+    "a product of two activations, if only its largest or smallest number per row, or its index, is read",
     _best_down_columns,
     opset=18,
     order=47,

@@ -73,7 +73,7 @@ def _sums_in_the_product(model: ir.Model) -> Iterator[Change]:
             yield Change(
                 rewrite="accumulate",
                 place=node.name or "",
-                description=f"{linear.weight.shape[0]} x {linear.weight.shape[1]} added up on what was added to it",
+                description=f"{linear.weight.shape[0]} x {linear.weight.shape[1]} and what is added to it, as one Gemm",
             )
             break
 
@@ -120,7 +120,9 @@ def _rows_throughout(model: ir.Model) -> Iterator[Change]:
             moved += 1
     if moved:
         yield Change(
-            rewrite="rows-throughout", place="", description=f"{moved} nodes on rows, the Reshapes around them gone"
+            rewrite="rows-throughout",
+            place="",
+            description=f"{moved} nodes on the rows of one matrix, without Reshapes around them",
         )
 
 
@@ -158,13 +160,13 @@ LINEAR_AS_GEMM = Rewrite(
 )
 ACCUMULATE = Rewrite(
     "accumulate",
-    "a linear layer on tokens without a bias, or with one that fits into another layer, added to one of its shape",
+    "a linear layer on tokens that is added to a value of its shape; without a bias, or if another layer can take it",
     _sums_in_the_product,
     order=91,
 )
 ROWS_THROUGHOUT = Rewrite(
     "rows-throughout",
-    "elementwise functions, norms over channels and sums of tokens that come out of a Gemm",
+    "elementwise functions, norms over channels and sums after a Gemm on tokens",
     _rows_throughout,
     order=95,
     keeps=True,

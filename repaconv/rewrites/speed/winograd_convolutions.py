@@ -423,7 +423,7 @@ def _sized(phase: ir.Value, whole: ir.Value) -> ir.Value:
 
 WINOGRAD = Rewrite(
     "winograd",
-    "a 3x3 convolution of an image of known size to one of equal size, of so many channels that it is faster",
+    "a 3x3 convolution that keeps the image size, which is known, with enough channels to be faster",
     _winograd,
     order=96,
     keeps=True,

@@ -17,8 +17,8 @@ class Check(Record):
     Attributes:
         stage: The step that was checked, e.g. ``verify``; ``recipe`` if the recipe itself is wrong.
         name: What was checked: a link such as ``onnx``, or ``certificate``, ``settings``, ``accuracy``, ``claim``,
-            ``chain``, ``precision``, ``rules``, ``latency``, ``bundle``, ``judged`` (what a conversion lost); else the
-            name of the step.
+            ``chain``, ``precision``, ``rules``, ``latency``, ``bundle``, ``evaluation`` (what a conversion lost); else
+            the name of the step.
         verdict: ``passed`` or ``failed``; ``not verified`` if it was not compared; ``inconclusive`` if the measurement
             supports no verdict; ``error`` if the step could not be finished.
         message: What was found, in one sentence.

@@ -135,7 +135,7 @@ class RecipeChecks:
 
     def convert(self, done: ConvertArtefact) -> None:
         """Add the accuracy that the conversion lost on the test split."""
-        self.note("convert", "judged", done.evaluation.verdict, link_sentence(done.evaluation), ("convert",))
+        self.note("convert", "evaluation", done.evaluation.verdict, link_sentence(done.evaluation), ("convert",))
 
     def export(self, done: ExportArtefact) -> None:
         """Add the links of the graph, and what the target does not accept in it."""

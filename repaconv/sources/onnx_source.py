@@ -306,14 +306,14 @@ class OnnxSource:
         base = self.stored if form == DEPLOY else self._form(self.given)
         progress(f"{form}: ONNX Runtime", 0, 0)
         exact = self._form(base.model, double=True) if self.folded.float64 else None
-        judge = ExpectedOutputs.of(base, self._comparison_inputs(spec), ways, whole=self.folded.whole, exact=exact)
+        expected = ExpectedOutputs.of(base, self._comparison_inputs(spec), ways, whole=self.folded.whole, exact=exact)
         called = f"{form} as {'stored' if form == DEPLOY else 'given'}"
 
         def exported(plain: onnx.ModelProto, folds: str = "") -> tuple[onnx.ModelProto, Link, Outputs]:
             model, note = fitted(plain, self.folded, spec)
             check(model)
-            outputs = judge.run(model)
-            link = judge.link("exported", (called, EXPORTED), outputs)
+            outputs = expected.run(model)
+            link = expected.link("exported", (called, EXPORTED), outputs)
             return model, link.noted(note).noted(folds), outputs
 
         made, failed = None, False
@@ -326,8 +326,8 @@ class OnnxSource:
         if made is None or failed:
             made = exported(base.model, "not folded again at this size, since that failed" if failed else "")
         model, link, before = made
-        link = judge.located(link, base.trace(), model, by_module=False)
-        return finished(Graph(model, (link,), "none", False, None), judge._replace(expected=before))
+        link = expected.located(link, base.trace(), model, by_module=False)
+        return finished(Graph(model, (link,), "none", False, None), expected._replace(expected=before))
 
     def _folded_again(self, model: onnx.ModelProto, spec: GraphSpec) -> tuple[onnx.ModelProto, str] | None:
         """The graph folded once more, where the export fixes a dynamic image size, and what was folded.

@@ -98,7 +98,7 @@ class Evaluated:
         """
         from repaconv.graph.compute_costs import macs
 
-        return probes(self.model, self.run, dear=(macs(self.settled) or 0) > EXPENSIVE_MACS, sample=self.sample)
+        return probes(self.model, self.run, expensive=(macs(self.settled) or 0) > EXPENSIVE_MACS, sample=self.sample)
 
     @property
     def parameters(self) -> int:

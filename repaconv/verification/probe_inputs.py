@@ -380,7 +380,7 @@ def probes(
     model: onnx.ModelProto,
     run: Callable[[dict[str, Array]], dict[str, Any]],
     *,
-    dear: bool = False,
+    expensive: bool = False,
     sample: Mapping[str, Array] | None = None,
 ) -> Probes:
     """Find inputs with which the graph runs.
@@ -388,7 +388,7 @@ def probes(
     Args:
         model: The graph.
         run: Runs the graph; raises an exception for inputs that it rejects.
-        dear: Whether the graph takes so long that fewer and smaller batches are used.
+        expensive: Whether the graph takes so long that fewer and smaller batches are used.
         sample: Sample inputs, which become the first probe. The others have the same sizes; integers, text and small
             floating-point inputs (up to `FEW_NUMBERS` values) keep the values of the sample.
 
@@ -398,11 +398,11 @@ def probes(
     if sample is not None:
         return _probes_from_sample(model, run, sample)
     inputs = _inputs(model)
-    primes = {**FIRST_SIZES, "batch": FEW_BATCH_SIZES} if dear else FIRST_SIZES
+    primes = {**FIRST_SIZES, "batch": FEW_BATCH_SIZES} if expensive else FIRST_SIZES
     usual = {kind: (*primes[kind], *_metadata_sizes(model, kind), *USUAL_SIZES[kind]) for kind in FIRST_SIZES}
     numbers = INTEGER_BOUNDS if any(one.dtype.kind in "iu" for one in inputs) else INTEGER_BOUNDS[:1]
     for below, kinds in product(numbers, _dimension_kinds(inputs)):
-        search = Search(inputs, run, kinds, usual, below, len(FEW_BATCH_SIZES) if dear else WANTED_ASSIGNMENTS)
+        search = Search(inputs, run, kinds, usual, below, len(FEW_BATCH_SIZES) if expensive else WANTED_ASSIGNMENTS)
         if found := search.assignments():
             gain = search.gain(found[0])
             still, usually = _integer_outputs(model) - input_independent_outputs(model), search.usual_sizes(found)

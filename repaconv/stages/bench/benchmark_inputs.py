@@ -34,7 +34,7 @@ class BenchmarkInputs(NamedTuple):
         shape: [C, H, W] of the images; None if the model takes no images.
         name: Description of the inputs.
         preprocessing: How image files were preprocessed.
-        gone: Why the outputs of a lossy model are not compared on these inputs; empty if they are.
+        why_unusable: Why the outputs of a lossy model are not compared on these inputs; empty if they are.
         scores: Name of the output with class scores; empty if there is none.
     """
 
@@ -42,7 +42,7 @@ class BenchmarkInputs(NamedTuple):
     shape: tuple[int, int, int] | None
     name: str = ""
     preprocessing: str = ""
-    gone: str = ""
+    why_unusable: str = ""
     scores: str = ""
 
 
@@ -63,7 +63,7 @@ def choose_benchmark_inputs(
         if isinstance(rows, BenchmarkInputs):
             return rows
         return BenchmarkInputs(
-            list(source_model.random_inputs(RANDOM_CALLS, seed, batch=batch).batches()), None, gone=rows
+            list(source_model.random_inputs(RANDOM_CALLS, seed, batch=batch).batches()), None, why_unusable=rows
         )
     if source_model is None and not takes_images(session):
         return BenchmarkInputs(_random_inputs(first.path, session, seed), None)
@@ -73,7 +73,9 @@ def choose_benchmark_inputs(
         return own
     count = max(1, MIN_COMPARED_IMAGES // batch) * batch
     given = _random_images(known, models, shape, count, seed)
-    return BenchmarkInputs(list(given.batches(batch)), shape, given.name, gone=own, scores=_scores(known, given))
+    return BenchmarkInputs(
+        list(given.batches(batch)), shape, given.name, why_unusable=own, scores=_scores(known, given)
+    )
 
 
 def _scores(known: BenchmarkSubjects, given: Inputs) -> str:

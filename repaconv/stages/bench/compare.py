@@ -47,14 +47,14 @@ class ComparedInputs(NamedTuple):
         pairs: The same inputs as each of the two takes them, with their labels, batch by batch.
         scores: Name of the output with class scores; empty if there is none.
         no_evidence: Why a pass on these inputs has no meaning; empty if it has.
-        gone: Why the result on these inputs is "not verified" in any case; empty if it counts.
+        why_unusable: Why the result on these inputs is "not verified" in any case; empty if it counts.
     """
 
     name: str
     pairs: Iterator[tuple[Feeds, Feeds, NDArray[np.int64] | None]]
     scores: str = ""
     no_evidence: str = ""
-    gone: str = ""
+    why_unusable: str = ""
 
 
 def compare_by(
@@ -124,8 +124,10 @@ def _choose_inputs(options: CompareOptions, right: ComparedModel, other: Compare
         given = choose_inputs(source_model, inputs=options.inputs, count=count, seed=options.seed, pixels=pixels)
     else:
         given = own
-    no_evidence, gone = (own, "") if own == NO_IMAGES else ("", own if isinstance(own, str) else "")
-    return ComparedInputs(given.name, _pairs(given, ports), scores_output(source_model, given), str(no_evidence), gone)
+    no_evidence, why_unusable = (own, "") if own == NO_IMAGES else ("", own if isinstance(own, str) else "")
+    return ComparedInputs(
+        given.name, _pairs(given, ports), scores_output(source_model, given), str(no_evidence), why_unusable
+    )
 
 
 def _pairs(given: Inputs, ports: tuple[Sequence[Port], Sequence[Port]]) -> Iterator[tuple[Feeds, Feeds, Any]]:
@@ -212,8 +214,8 @@ def _compare_outputs(
         compared.add(got, expected, labels=None if whole else labels, whole=whole, rounding=rounding)
     assert compared is not None
     links = compared.links("agreement", right.record.name)
-    if given.gone:
-        return tuple(each.because("unsuitable_inputs", given.gone) for each in links)
+    if given.why_unusable:
+        return tuple(each.because("unsuitable_inputs", given.why_unusable) for each in links)
     return tuple(without_evidence(each, given.no_evidence) for each in links) if given.no_evidence else links
 
 

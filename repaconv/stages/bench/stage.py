@@ -250,9 +250,9 @@ def _compare_outputs(plan: Plan, found: BenchMeasurement) -> Link | None:
     alike = len({each.takes_pixels for each in models.values()}) == 1
     if plan.known.source_model is None and not alike:
         return None
-    if calls.gone:
+    if calls.why_unusable:
         first, other = models
-        return not_verified("agreement", other, first, calls.gone)
+        return not_verified("agreement", other, first, calls.why_unusable)
     against = Path(plan.options.against) if plan.options.against and plan.run is None else None
     graph = against if against and against.suffix == ".onnx" else None
     agreed = compare_outputs(plan.run, models, calls.batches, found.on.outputs, graph, calls.scores)

@@ -38,7 +38,7 @@ class ParentLink:
         features = source_model.scores is None and Budget.of(done).is_limited
         self.features = of_features() if features else None
         self.compared = Comparison(_FOLDED, Tolerance(kind="lossy"), evaluation=self.features)
-        self.judging = self.left_out = 0
+        self.tested = self.left_out = 0
 
     def add(self, batch: Batch) -> None:
         """Compare the test images of a batch; the split of an image follows from its content."""
@@ -49,16 +49,16 @@ class ParentLink:
         from repaconv.conversion.image_splits import role_in_training, role_of
 
         role = role_in_training if isinstance(self.done, FinetuneArtefact) else role_of
-        judges = np.asarray([role(image) == "test" for image in batch.images])
-        self.left_out += int((~judges).sum())
-        if not judges.any():
+        in_test_split = np.asarray([role(image) == "test" for image in batch.images])
+        self.left_out += int((~in_test_split).sum())
+        if not in_test_split.any():
             return
-        self.judging += int(judges.sum())
+        self.tested += int(in_test_split.sum())
         with torch.inference_mode():
-            right = self.parent(torch.from_numpy(batch.images[judges])).numpy()
-        found = self.source_model.stored.run({"input": batch.images[judges]})
+            right = self.parent(torch.from_numpy(batch.images[in_test_split])).numpy()
+        found = self.source_model.stored.run({"input": batch.images[in_test_split]})
         (output,) = found
-        self.compared.add(found, {output: right}, labels=None if batch.labels is None else batch.labels[judges])
+        self.compared.add(found, {output: right}, labels=None if batch.labels is None else batch.labels[in_test_split])
 
     def link(self) -> Link:
         """The link, evaluated by the accuracy budget of the conversion."""
@@ -67,7 +67,7 @@ class ParentLink:
         from repaconv.verification.comparison import not_verified
 
         none = f"none of {self.left_out} images is a test image: all were used for calibration or validation"
-        if self.why_not or not self.judging:
+        if self.why_not or not self.tested:
             return not_verified(LINK, ORIGINAL, _FOLDED, self.why_not or none)
         budget = Budget.of(self.done)
         left_out = f"{self.left_out} images of the calibration and validation splits are left out"

@@ -237,7 +237,7 @@ def _compared_outputs(step: Step, plan: _Plan, progress: Progress) -> Iterator[L
                 where = where.model_copy(update={"module": "", "reason": "the link passes"})
             link = broken(link, where) if lossy else link.model_copy(update={"location": where})
         link = _not_on_gpu_alone(link) if step.nodes_on_cpu and step.name in plan.options.require else link
-        yield without_evidence(link, step.unshown) if step.unshown else link
+        yield without_evidence(link, step.no_evidence) if step.no_evidence else link
 
 
 def _not_on_gpu_alone(link: Link) -> Link:

@@ -53,7 +53,7 @@ class Step:
         variant: Variant of the export, if it belongs to one.
         sha256: Hash of its file.
         nodes_on_cpu: Nodes that the CPU computes in place of the GPU; a required link must not have any.
-        unshown: Why it is not verified even if it passes; empty usually.
+        no_evidence: Why it is not verified even if it passes; empty usually.
     """
 
     name: str
@@ -65,18 +65,19 @@ class Step:
     variant: str = ""
     sha256: str = ""
     nodes_on_cpu: tuple[str, ...] = ()
-    unshown: str = ""
+    no_evidence: str = ""
 
 
 class Source(NamedTuple):
     """The images of a link, and their file.
 
-    ``gone`` says why they cannot be used, ``unshown`` why a pass on them shows nothing; both are usually empty.
+    ``why_unusable`` says why they cannot be used, ``no_evidence`` why a pass on them shows nothing; both are
+    usually empty.
     """
 
     inputs: Inputs
-    gone: str = ""
-    unshown: str = ""
+    why_unusable: str = ""
+    no_evidence: str = ""
     took: tuple[Path, ...] = ()
 
 
@@ -160,13 +161,13 @@ def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precis
     if precision == "fp32":
         return Source(_at_size_of(rules, given, exported))
     if exported is None or exported.images is None:
-        return Source(_at_size_of(rules, given, exported), unshown=NO_IMAGES)
+        return Source(_at_size_of(rules, given, exported), no_evidence=NO_IMAGES)
     known = exported.images, exported.image_size
     if known not in rules.read:
         rules.read[known] = evaluation_images(rules.source_model, exported, most=rules.count)
     found = rules.read[known]
     if isinstance(found, str):
-        return Source(given, gone=found)
+        return Source(given, why_unusable=found)
     path = Path(exported.images.path)
     return Source(found, took=(path,) if path.is_file() else ())
 
@@ -233,14 +234,14 @@ def _of_export(source_model: SourceModel, export: Export, given: Inputs, rules: 
         return _idle(link, label, why_not).model_copy(update=of)
 
     source = _in_batches(_source(rules, given, exported, exported.precision), rules, _fixed(exported.batch))
-    if why_not := source.gone or _cannot_take(exported, source.inputs, source_model):
+    if why_not := source.why_unusable or _cannot_take(exported, source.inputs, source_model):
         return Chain((), (idle(name, why_not),), (path,))
     ways = _graph_steps(source_model, exported, path, name, label, rules, source.inputs)
     left: tuple[Link, ...] = ()
     if len(ways) > 1 and not _has_pixels(source.inputs):
         left = (idle(ways.pop().name, f"the graph takes pixels, {NORMALIZED}"),)
     sha256 = exported.payload.sha256
-    steps = tuple(replace(step, variant=variant.name, sha256=sha256, unshown=source.unshown) for step in ways)
+    steps = tuple(replace(step, variant=variant.name, sha256=sha256, no_evidence=source.no_evidence) for step in ways)
     return Chain(steps, left, (path, *source.took))
 
 
@@ -304,15 +305,15 @@ def _of_engine(
         return Chain((), (_idle("engine", engine.name, f"{problem.message} {problem.hint}".strip()),), (engine,))
     precision = built.precision if built else "fp32"
     source = next((each for each in exports if built and each.artefact.payload.sha256 == built.onnx_sha256), None)
-    given, gone, unshown, took = _source(rules, given, source.artefact if source else None, precision)
-    if gone:
-        return Chain((), (_idle("engine", engine.name, gone),), (engine,))
+    given, why_unusable, no_evidence, took = _source(rules, given, source.artefact if source else None, precision)
+    if why_unusable:
+        return Chain((), (_idle("engine", engine.name, why_unusable),), (engine,))
     first = model.inputs[0]
     shape, pixels = channels_first(first), first.dtype == "uint8" and given.size is not None
     fixed = _fixed(shape[0] if shape else None)
     given = _in_batches(Source(given), rules, fixed).inputs
-    if given.whole and (gone := other_batch(given, source_model, fixed)):
-        return Chain((), (_idle("engine", engine.name, gone),), (engine,))
+    if given.whole and (why_unusable := other_batch(given, source_model, fixed)):
+        return Chain((), (_idle("engine", engine.name, why_unusable),), (engine,))
     if any(isinstance(has, int) and has != is_ for has, is_ in zip(shape[1:], given.shape[1:], strict=False)):
         raise UsageProblem(
             f"{engine} takes images of {list(shape[1:])}, these are of {list(given.shape[1:])}.",
@@ -338,7 +339,9 @@ def _of_engine(
         return within_engine(source_model, source, built.target, built.precision, feeds, compared.allowed)
 
     sha256 = sha256_of(engine)
-    step = Step("engine", given, compared, run, followed, note, sha256=sha256, nodes_on_cpu=on_cpu, unshown=unshown)
+    step = Step(
+        "engine", given, compared, run, followed, note, sha256=sha256, nodes_on_cpu=on_cpu, no_evidence=no_evidence
+    )
     return Chain((step,), (), (engine, *took))
 
 

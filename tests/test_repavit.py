@@ -15,7 +15,7 @@ import repaconv as rc
 from repaconv.backbones.ffn_skeleton import Ffn
 from repaconv.core.errors import Refused
 from repaconv.methods.repavit import METHOD
-from repaconv.methods.repavit.active_channels import Claim, ResidualTest
+from repaconv.methods.repavit.active_channels import ClaimedIdleRatio, ResidualTest
 from repaconv.methods.repavit.paper_equations import fold_ffn
 from repaconv.methods.repavit.published_models import ARCHS
 
@@ -241,10 +241,10 @@ def test_official_checkpoints(name, weights_of):
 
 
 def test_the_official_rounding():
-    assert Claim(0.7).active(Ffn("", {}, 640, 160), 0, 1, truncated=False) == 193
-    assert Claim(0.8).active(Ffn("", {}, 1280, 320), 0, 1, truncated=True) == 255
-    assert Claim(None).active(Ffn("", {}, 640, 160), 0, 1, truncated=False) == 160
-    linear = [Claim(0.4, "linear").active(Ffn("", {}, 640, 160), i, 4, truncated=False) for i in range(4)]
+    assert ClaimedIdleRatio(0.7).active(Ffn("", {}, 640, 160), 0, 1, truncated=False) == 193
+    assert ClaimedIdleRatio(0.8).active(Ffn("", {}, 1280, 320), 0, 1, truncated=True) == 255
+    assert ClaimedIdleRatio(None).active(Ffn("", {}, 640, 160), 0, 1, truncated=False) == 160
+    linear = [ClaimedIdleRatio(0.4, "linear").active(Ffn("", {}, 640, 160), i, 4, truncated=False) for i in range(4)]
     assert linear[2:] == [0, 640]
     assert max(linear) <= 640
 

@@ -8,7 +8,7 @@ import pytest
 from tune_replay import Net, Simulation, recorded, replayed
 
 from repaconv.results import Deployment
-from repaconv.stages.tune.speed_measurements import Journal, MeasurementCosts, Timing
+from repaconv.stages.tune.speed_measurements import MeasurementCosts, MeasurementLog, Timing
 
 LARGEST_LOSS = 0.02
 LONGER = 1.05
@@ -82,7 +82,7 @@ def test_what_is_measured_in_more_rounds_than_are_asked_for_says_so(tmp_path):
     net = recorded()[0]
     simulation, base = Simulation(net, 0), net.trials()[0].start
     other = base.model_copy(update={"rewrites": ("other-0",)})
-    journal = Journal(
+    journal = MeasurementLog(
         tmp_path / "log.json", 0.0, 1e6, base, 50, simulation, simulation, lambda *_: None, clock=lambda: simulation.now
     )
     assert journal.measure([other], 6)[other].rounds == 6

@@ -28,7 +28,7 @@ import numpy as np
 from repaconv.benchmark.interleaved_protocol import session_load_count
 from repaconv.results import Deployment, Ratio
 from repaconv.stages.tune.search import Trial, search
-from repaconv.stages.tune.speed_measurements import Journal, Timing
+from repaconv.stages.tune.speed_measurements import MeasurementLog, Timing
 from repaconv.stages.tune.speed_prediction import Observation, shipped_records
 
 RECORDED = Path(__file__).resolve().parents[1] / "benchmarks/results/deploy_peers.jsonl"
@@ -205,7 +205,7 @@ def _net(name: str, row: dict[str, Any], macs: float) -> Net:
 
 @dataclass
 class Simulation:
-    """Measures a recorded network: it stands for the machine, the graphs and the clock of a `Journal`.
+    """Measures a recorded network: it stands for the machine, the graphs and the clock of a `MeasurementLog`.
 
     Attributes:
         net: The network.
@@ -303,7 +303,7 @@ def replayed(net: Net, seed: int, budget_s: float | None = None, *, images: int 
     simulation = Simulation(net, seed, images)
     trials = net.trials()
     with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(
+        journal = MeasurementLog(
             Path(folder) / "log.json",
             0.0,
             net.budget_s if budget_s is None else budget_s,

@@ -46,7 +46,7 @@ EXPORTED = ("models/model.json", "serialized_exported_program.json")
 """The record of the graph in an archive of torch.export, since torch 2.8 and before."""
 
 
-class Record(NamedTuple):
+class StorageRecord(NamedTuple):
     """The bytes of a storage: address in memory, position and size in the file, and CRC-32 from the zip index."""
 
     address: int
@@ -61,7 +61,7 @@ class ZipChecksums(Checksums):
 
     description: str = "CRC-32 of each record"
     path: Path = Path()
-    records: list[Record] = field(default_factory=list)
+    records: list[StorageRecord] = field(default_factory=list)
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
         """Verify the records that hold these tensors.
@@ -70,7 +70,7 @@ class ZipChecksums(Checksums):
             Refused: ``checkpoint.damaged``, with the first tensor whose bytes have changed.
         """
         records = sorted(self.records)
-        used: dict[Record, str] = {}
+        used: dict[StorageRecord, str] = {}
         for name, tensor in tensors.items():
             place = bisect_right(records, tensor.data_ptr(), key=lambda record: record.address) - 1
             # Otherwise it is empty, or from a compressed record, whose CRC was verified when it was read.
@@ -87,7 +87,7 @@ class ZipChecksums(Checksums):
                     )
 
 
-def _crcs(file: int, records: Collection[Record]) -> Iterator[int]:
+def _crcs(file: int, records: Collection[StorageRecord]) -> Iterator[int]:
     """Yield the CRC-32 of each record in order; on all CPU cores if there are enough bytes."""
     if sum(record.size for record in records) < THREADED_BYTES:
         yield from map(partial(_crc, file), records)
@@ -96,7 +96,7 @@ def _crcs(file: int, records: Collection[Record]) -> Iterator[int]:
         yield from pool.map(partial(_crc, file), records)
 
 
-def _crc(file: int, record: Record) -> int:
+def _crc(file: int, record: StorageRecord) -> int:
     found, at, end = 0, record.start, record.start + record.size
     while at < end and (piece := os.pread(file, min(end - at, PIECE_BYTES), at)):
         found, at = zlib.crc32(piece, found), at + len(piece)
@@ -170,7 +170,7 @@ class Archive:
             return torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
         start = self._start(info, wanted)
         found = view_as_dtype(self.bytes[start : start + wanted], dtype)
-        self.checksums.records.append(Record(found.data_ptr(), start, wanted, info.CRC))
+        self.checksums.records.append(StorageRecord(found.data_ptr(), start, wanted, info.CRC))
         return found
 
     def _unpacked(self, info: zipfile.ZipInfo) -> bytes:

@@ -61,21 +61,21 @@ def write_batchnorm(write: Writer, x: ir.Value, scale: Vector, shift: Vector) ->
     return shaped_like(write("BatchNormalization", x, *map(write.constant, parts), epsilon=EPSILON), x)
 
 
-class Affine(NamedTuple):
+class ScaleAndShift(NamedTuple):
     """x scale + shift, constants with one size per axis of x: the axis's own, or 1 if they are the same along it."""
 
     scale: Array
     shift: Array | None
 
-    def moved(self, move: Callable[[Array], Array | None]) -> Affine | None:
+    def moved(self, move: Callable[[Array], Array | None]) -> ScaleAndShift | None:
         """The map with both constants as they act on another value; None if one of them cannot act there."""
         scale, shift = move(self.scale), None if self.shift is None else move(self.shift)
-        return None if scale is None or (shift is None) != (self.shift is None) else Affine(scale, shift)
+        return None if scale is None or (shift is None) != (self.shift is None) else ScaleAndShift(scale, shift)
 
 
 def affine_of(
     node: ir.Node, numbers: Callable[[ir.Value | None], Array | None] = constant
-) -> tuple[ir.Value, Affine] | None:
+) -> tuple[ir.Value, ScaleAndShift] | None:
     """Return the input of a BatchNormalization, Mul, Div, Add or Sub, and its constants; None without constants.
 
     ``numbers`` reads a constant.
@@ -86,7 +86,9 @@ def affine_of(
     if node.op_type == "BatchNormalization":
         both, x = batchnorm(node), node.inputs[0]
         column = (1, -1, *[1] * (rank - 2))  # channels are axis 1 of an output of unknown rank, too
-        return (x, Affine(*(part.reshape(column) for part in both))) if both is not None and x is not None else None
+        return (
+            (x, ScaleAndShift(*(part.reshape(column) for part in both))) if both is not None and x is not None else None
+        )
     for place in (0, 1):
         x, given = node.inputs[place], numbers(node.inputs[1 - place])
         if x is None or is_constant(x) or not sizes(x) == sizes(out) is not None:
@@ -95,14 +97,14 @@ def affine_of(
             continue
         number = _without_constant_axes(np.array(given, ndmin=rank))
         if node.op_type == "Mul":
-            return x, Affine(number, None)
+            return x, ScaleAndShift(number, None)
         if node.op_type == "Div":
-            return (x, Affine(1 / number, None)) if place == 0 and number.all() else None
+            return (x, ScaleAndShift(1 / number, None)) if place == 0 and number.all() else None
         one, minus = np.ones_like(number), node.op_type == "Sub"
         shift = -number if minus and not place else number
         if np.isposinf(shift).any():  # no mask: in a bias, it is refused as that of a network that diverged
             return None
-        return x, Affine(-one if minus and place else one, shift)
+        return x, ScaleAndShift(-one if minus and place else one, shift)
     return None
 
 

@@ -16,7 +16,7 @@ from repaconv.core.errors import UsageProblem
 from repaconv.engines.contract import Network, Port
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.results import NetworkFold
-from repaconv.sources.named_architectures import Architecture, Built, built
+from repaconv.sources.named_architectures import Architecture, BuiltNetwork, build_network
 from repaconv.sources.onnx_graph_runner import GraphForm
 from repaconv.sources.onnx_source import OnnxSource
 from repaconv.sources.source_model import TRAINING
@@ -153,8 +153,8 @@ class ArchitectureSource(OnnxSource):
         return NetworkRunner(module, module.state_dict(), double=double, inputs=names, outputs=self.outputs)
 
     @cached_property
-    def _built(self) -> Built:
+    def _built(self) -> BuiltNetwork:
         from repaconv.checkpoints import read_checkpoint
 
         found = read_checkpoint(self.source, self.folded.origin.weights, self.folded.origin.sha256, again=True)
-        return built(Architecture(self.folded.arch, self.folded.config), found)
+        return build_network(Architecture(self.folded.arch, self.folded.config), found)

@@ -151,7 +151,7 @@ class Architecture(NamedTuple):
         return kind if kind in LIBRARIES else ""
 
 
-class Built(NamedTuple):
+class BuiltNetwork(NamedTuple):
     """A network with its weights, in eval mode and float32.
 
     Attributes:
@@ -233,7 +233,7 @@ def completed(arch: Architecture, found: Checkpoint) -> Architecture:
     return Architecture(own, config)
 
 
-def built(arch: Architecture, found: Checkpoint) -> Built:
+def build_network(arch: Architecture, found: Checkpoint) -> BuiltNetwork:
     """Build a network and load its weights strictly.
 
     Args:
@@ -261,7 +261,7 @@ def built(arch: Architecture, found: Checkpoint) -> Built:
     channels = own_channels(arch.config) or _image_channels(module)
     versions = {arch.library: version(arch.library)} if arch.library else {}
     classes = 0 if getattr(module, "num_classes", None) == 0 else None
-    return Built(module, classes, INPUTS.get(arch.library, "input"), channels, versions, taken, prefix)
+    return BuiltNetwork(module, classes, INPUTS.get(arch.library, "input"), channels, versions, taken, prefix)
 
 
 def _require_numbers(module: nn.Module, names: Mapping[str, str]) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import onnx
 
 
-class Ported:
+class WithInputs:
     """A runner together with its inputs, as `FixedBatch` needs it."""
 
     def __init__(self, runner: Runner, inputs: tuple[Port, ...]) -> None:
@@ -82,7 +82,7 @@ class GraphForm:
         compared = _Compared(self.model, self._runner)
         arrays = named([port.name for port in self.inputs], feeds)
         given = {port.name: _cast(arrays[port.name], port.dtype) for port in self.inputs}
-        FixedBatch(Ported(compared, self.inputs), self.batch).run(given)
+        FixedBatch(WithInputs(compared, self.inputs), self.batch).run(given)
         return next(filter(None, compared.found), "")
 
     def trace(self) -> OnnxTrace:
@@ -93,7 +93,7 @@ class GraphForm:
     def _run(self, runner: Runner, feeds: Feeds) -> dict[str, Any]:
         arrays = named([port.name for port in self.inputs], feeds)
         cast = arrays if self.double else {port.name: _cast(arrays[port.name], port.dtype) for port in self.inputs}
-        return dict(FixedBatch(Ported(runner, self.inputs), self.batch).run(cast))
+        return dict(FixedBatch(WithInputs(runner, self.inputs), self.batch).run(cast))
 
     @cached_property
     def _runner(self) -> Runner:

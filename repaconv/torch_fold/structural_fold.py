@@ -43,7 +43,7 @@ from repaconv.torch_fold.traced_linear_maps import (
     numbers,
     per_channel,
 )
-from repaconv.torch_fold.weight_changes import Change, Places, Unfolded, Weights, applied, within
+from repaconv.torch_fold.weight_changes import ModuleChange, Places, Unfolded, Weights, applied, within
 from repaconv.torch_fold.whole_module_check import Equality, Whole
 
 # --- Submodules as chains of layers, calls of children, and functions of one value.
@@ -368,7 +368,7 @@ class Structured(NamedTuple):
     """
 
     module: nn.Module
-    changes: tuple[Change, ...]
+    changes: tuple[ModuleChange, ...]
     found: Equality | None
     not_folded: tuple[str, ...]
 
@@ -384,13 +384,13 @@ def fold_structure(module: nn.Module, whole: Whole, edits: int, given: nn.Module
     """
     shared_names = shared(given)
     trial = _Trial(module, whole, edits)
-    made: list[Change] = []
-    wrong: dict[tuple[str, str], tuple[Change, Equality]] = {}
+    made: list[ModuleChange] = []
+    wrong: dict[tuple[str, str], tuple[ModuleChange, Equality]] = {}
     while True:
         trace = Trace.of(trial.module, whole.calls[0])
         places = Places(trial.module, trace, shared(trial.module) | shared_names, whole.keeps_state, given)
         every = list(_possible_folds(places, set(wrong)))
-        found = sorted((c for c in every if isinstance(c, Change)), key=lambda c: _class_name(trial.module, c))
+        found = sorted((c for c in every if isinstance(c, ModuleChange)), key=lambda c: _class_name(trial.module, c))
         if not found:
             break
         trial.wrong.clear()
@@ -425,7 +425,7 @@ def _sentences(places: list[Unfolded]) -> Iterator[str]:
         yield f"{', '.join(dict.fromkeys(names))}: {what} not folded, {why}"
 
 
-def _class_name(module: nn.Module, change: Change) -> str:
+def _class_name(module: nn.Module, change: ModuleChange) -> str:
     """The class of the submodule, for sorting: folds of one class usually all succeed or all fail."""
     return type(module.get_submodule(change.at)).__name__
 
@@ -436,9 +436,9 @@ class _Trial:
     def __init__(self, module: nn.Module, whole: Whole, edits: int) -> None:
         self.module, self._whole, self._edits = module, whole, edits
         self.found: Equality | None = None
-        self.wrong: list[tuple[Change, Equality]] = []
+        self.wrong: list[tuple[ModuleChange, Equality]] = []
 
-    def take(self, changes: list[Change]) -> list[Change]:
+    def take(self, changes: list[ModuleChange]) -> list[ModuleChange]:
         """Apply the folds that keep the outputs of the whole module, found by bisection; returns these folds."""
         after = copy.deepcopy(self.module)
         for change in changes:
@@ -454,7 +454,7 @@ class _Trial:
         return []
 
 
-def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[Change | Unfolded]:
+def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[ModuleChange | Unfolded]:
     """Folds that touch no submodule twice, and places that look like a fold but cannot be folded."""
     touched: set[str] = set()
     for rules in ((_parallel,), (_scale, _scale_parameter, _norm)):  # a part that becomes one layer needs no other fold
@@ -462,7 +462,7 @@ def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[C
             if isinstance(found, Unfolded):
                 yield found
                 continue
-            change: Change | None = found
+            change: ModuleChange | None = found
             while change is not None and change.key in refused:
                 change = change.instead
             if change is None or any(within(a, b) or within(b, a) for a in change.touches for b in touched):
@@ -484,7 +484,7 @@ def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[C
             yield change
 
 
-def _parallel(places: Places, call: Called) -> Iterator[Change | Unfolded]:
+def _parallel(places: Places, call: Called) -> Iterator[ModuleChange | Unfolded]:
     """Fold a submodule that is a chain with parallel layers, if every call of it is the same chain."""
     links = chain_of(places.trace, call) or []
     merged = [link.merges for link in links if isinstance(link, Layer) and link.merges]
@@ -505,7 +505,7 @@ def _parallel(places: Places, call: Called) -> Iterator[Change | Unfolded]:
         layers = [str(new) for new, link in zip(made, links, strict=True) if isinstance(link, Layer)]
         parts = tuple(new for new in made if new is not None)
         if len(parts) == len(made):
-            yield Change(call.name, f"{what} -> {', '.join(layers)}", rebuilt={call.name: parts})
+            yield ModuleChange(call.name, f"{what} -> {', '.join(layers)}", rebuilt={call.name: parts})
         else:
             yield Unfolded(call.name, what, "torch has no layer that pads as the merged one would have to")
 
@@ -522,7 +522,7 @@ def _sums(places: Places, call: Called) -> Iterator[Unfolded]:
         yield Unfolded(call.name, PARALLEL, why)
 
 
-def _scale(places: Places, call: Called) -> Iterator[Change | Unfolded]:
+def _scale(places: Places, call: Called) -> Iterator[ModuleChange | Unfolded]:
     """Fold a submodule that starts with a scale and shift of its input, followed by its own children."""
     first, *rest = chain_of(places.trace, call) or [""]
     others = tuple(link for link in rest if not isinstance(link, Layer))
@@ -537,10 +537,10 @@ def _scale(places: Places, call: Called) -> Iterator[Change | Unfolded]:
     scale = Scale(first.axis, first.kernel.weight.reshape(-1), first.kernel.bias)
     into = into_producer(places, call.input, scale) or (None if rest else into_readers(places, call.output, scale))
     if into is not None:
-        yield Change(call.name, f"{call.name} -> {into[0]}", into[1], {call.name: others})
+        yield ModuleChange(call.name, f"{call.name} -> {into[0]}", into[1], {call.name: others})
 
 
-def _scale_parameter(places: Places, call: Called) -> Iterator[Change]:
+def _scale_parameter(places: Places, call: Called) -> Iterator[ModuleChange]:
     """Fold a scale parameter that a submodule holds next to other things, if its forward works without it."""
     for step in places.trace.steps[call.first : call.last]:
         if step.module != call.name or step.name not in ("mul", "multiply") or len(step.args) != 2 or not step.output:
@@ -554,16 +554,16 @@ def _scale_parameter(places: Places, call: Called) -> Iterator[Change]:
                     yield _without_parameter(call.name, name, into, other.tensor.ndim)
 
 
-def _without_parameter(at: str, name: str, into: tuple[str, Weights], axes: int) -> Change:
+def _without_parameter(at: str, name: str, into: tuple[str, Weights], axes: int) -> ModuleChange:
     """The fold of a scale parameter, in three variants that are tried in turn.
 
     First the parameter becomes None, which a forward may test for. Then it becomes the number 1, for a forward that
     always multiplies by it. Then it becomes a tensor with one 1, for a forward that uses it as a tensor.
     """
     description = f"{name} -> {into[0]}"
-    last = Change(at, f"{description}, a tensor of one 1 in its place", {**into[1], name: np.ones((1,) * axes)})
-    number = Change(at, f"{description}, 1 in its place", {**into[1], name: 1.0}, instead=last)
-    return Change(at, description, {**into[1], name: None}, instead=number)
+    last = ModuleChange(at, f"{description}, a tensor of one 1 in its place", {**into[1], name: np.ones((1,) * axes)})
+    number = ModuleChange(at, f"{description}, 1 in its place", {**into[1], name: 1.0}, instead=last)
+    return ModuleChange(at, description, {**into[1], name: None}, instead=number)
 
 
 def _parameter_name(places: Places, step: Step, x: object, other: object) -> str | None:
@@ -579,7 +579,7 @@ def _parameter_name(places: Places, step: Step, x: object, other: object) -> str
     return name if alone and sizes and name.rpartition(".")[2] in held else None
 
 
-def _norm(places: Places, call: Called) -> Iterator[Change]:
+def _norm(places: Places, call: Called) -> Iterator[ModuleChange]:
     """Fold the affine of a norm into all layers after it."""
     for step in places.trace.steps[call.first : call.last]:
         if step.module != call.name or step.name not in NORMS or step.output is None:
@@ -588,7 +588,7 @@ def _norm(places: Places, call: Called) -> Iterator[Change]:
         into = into_readers(places, step.output, Scale(held.axis, held.weight, held.bias)) if held else None
         if held is not None and into is not None:
             gone = {f"{held.name}.weight": None, **({f"{held.name}.bias": None} if held.bias is not None else {})}
-            yield Change(call.name, f"the affine of {call.name} -> {into[0]}", {**into[1], **gone})
+            yield ModuleChange(call.name, f"the affine of {call.name} -> {into[0]}", {**into[1], **gone})
 
 
 def _unfolded_scales(places: Places) -> Iterator[Unfolded]:

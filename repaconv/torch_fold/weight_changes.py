@@ -19,7 +19,7 @@ Weights = dict[str, "np.ndarray | float | None"]
 
 
 @dataclass(frozen=True)
-class Change:
+class ModuleChange:
     """One structural fold of a module.
 
     Attributes:
@@ -34,7 +34,7 @@ class Change:
     description: str
     weights: Weights = field(default_factory=dict)
     rebuilt: Mapping[str, tuple[str | nn.Module, ...]] = field(default_factory=dict)
-    instead: Change | None = None
+    instead: ModuleChange | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -62,7 +62,7 @@ class Unfolded:
     why: str
 
 
-def applied(root: nn.Module, change: Change) -> nn.Module:
+def applied(root: nn.Module, change: ModuleChange) -> nn.Module:
     """Apply a fold to a module in place; new parameters get the dtype and device of the old ones."""
     for name, array in change.weights.items():
         owner, _, last = name.rpartition(".")
@@ -144,7 +144,7 @@ class Places:
         hidden = any(within(other, step.module) for other in self._shared)
         return None if hidden or is_hooked(self.root.get_submodule(step.module)) else step.module
 
-    def decides(self, change: Change) -> str:
+    def decides(self, change: ModuleChange) -> str:
         """The class whose forward reads numbers of its input, if it calls what a fold changes; empty if none does.
 
         Such a forward may call one changed submodule without the other. What calls all of them as one is not affected.
@@ -163,7 +163,7 @@ class Places:
             found.append(parent)
         return found
 
-    def overflows(self, change: Change) -> str:
+    def overflows(self, change: ModuleChange) -> str:
         """Why the new numbers of a fold do not fit the dtype of the user's module; empty if they do."""
         arrays = {at: array for at, array in change.weights.items() if isinstance(array, np.ndarray)}
         new = [(at, [torch.from_numpy(np.ascontiguousarray(array))]) for at, array in arrays.items()]
@@ -171,7 +171,7 @@ class Places:
         new += [(at, list(layer.parameters())) for at, layer in layers]
         return next(filter(None, (too_large(tensors, dtype_at(self._given, at)) for at, tensors in new)), "")
 
-    def grows(self, change: Change) -> bool:
+    def grows(self, change: ModuleChange) -> bool:
         """Whether a fold increases the number of parameters and statistics."""
         gone = sum(size for name, size in self._sizes.items() if any(within(name, part) for part in change.rebuilt))
         kept = [part for links in change.rebuilt.values() for part in links if isinstance(part, nn.Module)]

@@ -41,7 +41,7 @@ class Runner(Protocol):
         """Run the model and return all outputs."""
 
 
-class Ported(Protocol):
+class RunnerWithInputs(Protocol):
     """A runner that also declares its inputs, as a `Session` does."""
 
     inputs: tuple[Port, ...]
@@ -164,7 +164,7 @@ def named(names: Sequence[str], feeds: Feeds) -> dict[str, Array]:
 class FixedBatch:
     """Runs any number of images through a graph with a fixed batch size; the last batch is padded with zeros."""
 
-    def __init__(self, session: Ported, batch: int | None) -> None:
+    def __init__(self, session: RunnerWithInputs, batch: int | None) -> None:
         """Wrap a session; with ``batch`` None, inputs are passed on unchanged."""
         self._session, self._batch = session, batch
         self.inputs = session.inputs

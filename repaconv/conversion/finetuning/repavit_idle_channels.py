@@ -18,7 +18,7 @@ from repaconv.conversion.finetuning.training_plan import TrainingPlan, Untrained
 from repaconv.conversion.least_squares import NormalEquations
 from repaconv.conversion.plain_vit import PlainViT, after_attention, after_ffn, attention_output, batches, map_batches
 from repaconv.core.errors import UsageProblem
-from repaconv.methods.repavit.active_channels import Claim
+from repaconv.methods.repavit.active_channels import ClaimedIdleRatio
 from repaconv.methods.repavit.checkpoint_reading import read
 from repaconv.methods.repavit.paper_equations import ChannelIdleMlp
 from repaconv.verification.model_runners import weighted
@@ -57,7 +57,7 @@ def initialize(plain: PlainViT, ratio: float, images: Tensor, record: Mapping[st
         of_teacher = map_batches(lambda x, b=block: after_attention(b, x, attention_output(b, x, plain.heads)), teacher)
         teacher = map_batches(lambda x, b=block: after_ffn(b, x), of_teacher)
         ffn = Ffn(f"blocks.{index}.mlp.", {}, block.mlp.fc1.out_features, block.mlp.fc1.in_features)
-        active = Claim(ratio).active(ffn, index, len(plain.blocks), truncated=False)
+        active = ClaimedIdleRatio(ratio).active(ffn, index, len(plain.blocks), truncated=False)
         mlp = _converted_ffn(block, plain.reading.blocks[index].act, active, middle, teacher)
         built = net.get_submodule(f"blocks.{index}")
         assert isinstance(built, PlainBlock)

@@ -89,7 +89,7 @@ class ResidualTest:
 
 
 @dataclass(frozen=True)
-class Claim:
+class ClaimedIdleRatio:
     """The idle ratio that args or the user give, from which A of every block follows.
 
     Attributes:
@@ -126,7 +126,7 @@ class Rule:
     always_width: bool = False
 
 
-def read_claim(args: Mapping[str, Any], reader: SettingsReader, *, rule: Rule) -> Claim | None:
+def read_claim(args: Mapping[str, Any], reader: SettingsReader, *, rule: Rule) -> ClaimedIdleRatio | None:
     """Read the settings ``idle_ratio`` and ``heuristic``, and args.channel_idle; None if no idle ratio is given.
 
     Args:
@@ -146,12 +146,12 @@ def read_claim(args: Mapping[str, Any], reader: SettingsReader, *, rule: Rule) -
     if rule.linear:
         stored_heuristic = None if stored_heuristic is None else "linear" if stored_heuristic == "linear" else "static"
         heuristic = reader.maybe("heuristic", one_of("static", "linear"), stored_heuristic, source)
-    return None if ratio is None and not rule.always_width else Claim(ratio, heuristic or "static")
+    return None if ratio is None and not rule.always_width else ClaimedIdleRatio(ratio, heuristic or "static")
 
 
 def active_channels(
     ffns: Sequence[Ffn],
-    claim: Claim | None,
+    claim: ClaimedIdleRatio | None,
     rule: Rule,
     eps: float,
     act: str,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.algebra.convolution_kernels import per_output_channel
-from repaconv.graph.channel_axes import Affine, affine_of
+from repaconv.graph.channel_axes import ScaleAndShift, affine_of
 from repaconv.graph.index_selections import axes_of
 from repaconv.graph.nodes_and_constants import (
     Array,
@@ -51,7 +51,7 @@ class _Layer(NamedTuple):
     shift: Array | None
 
 
-_Sources = list[tuple["ir.Value | None", "Affine | None"]]
+_Sources = list[tuple["ir.Value | None", "ScaleAndShift | None"]]
 """Inputs of a node, each with the map that acts on it as another does on the node's output; None if there is none."""
 
 
@@ -98,7 +98,7 @@ def readers_behind(node: ir.Node) -> tuple[list[ir.Node], bool] | None:
     return None if found is None else (list(convolutions), bool(between))
 
 
-def _commutes(reader: ir.Node, place: int, affine: Affine) -> bool:
+def _commutes(reader: ir.Node, place: int, affine: ScaleAndShift) -> bool:
     """Whether a scale and shift of one input of a node could be applied to its output."""
     shapes = [sizes(reader.inputs[place]), sizes(reader.outputs[0])]
     if any(shape is None for shape in shapes) or len(reader.outputs) > 1:
@@ -112,7 +112,7 @@ def _commutes(reader: ir.Node, place: int, affine: Affine) -> bool:
     return reader.op_type in _COMMUTING and place == 0 and bool(_RULES[reader.op_type](reader, affine))
 
 
-def _layers_before(value: ir.Value, affine: Affine) -> list[_Layer]:
+def _layers_before(value: ir.Value, affine: ScaleAndShift) -> list[_Layer]:
     """The convolutions that can absorb a map of a value between them; empty if something else computes the value."""
     found: list[_Layer] = []
     todo: _Sources = [(value, affine)]
@@ -136,7 +136,7 @@ def _layers_before(value: ir.Value, affine: Affine) -> list[_Layer]:
     return found[::-1]
 
 
-def _layer(node: ir.Node, affine: Affine) -> _Layer | None:
+def _layer(node: ir.Node, affine: ScaleAndShift) -> _Layer | None:
     """A convolution with constants that can absorb the map; None for other nodes."""
     weight = constant(node.inputs[1]) if node.op_type in _LAYERS else None
     given = input_at(node, 2)
@@ -170,14 +170,14 @@ def _scaled(model: ir.Model, layer: _Layer, last: ir.Value) -> ir.Value:
 # --- What lies between: for each operator, the maps of its inputs that do what a map of its output does.
 
 
-def _sum(node: ir.Node, affine: Affine) -> _Sources:
+def _sum(node: ir.Node, affine: ScaleAndShift) -> _Sources:
     shape = sizes(node.outputs[0])
     if any(value is None or is_constant(value) or sizes(value) != shape for value in node.inputs):
         return []
-    return [(x, affine if place == 0 else Affine(affine.scale, None)) for place, x in enumerate(node.inputs)]
+    return [(x, affine if place == 0 else ScaleAndShift(affine.scale, None)) for place, x in enumerate(node.inputs)]
 
 
-def _concat(node: ir.Node, affine: Affine) -> _Sources:
+def _concat(node: ir.Node, affine: ScaleAndShift) -> _Sources:
     axis = int(attribute(node, "axis", 0)) % rank_of(node.outputs[0])
     lengths = as_numbers((sizes(value) or ())[axis] for value in node.inputs)
     if any(x is None or is_constant(x) for x in node.inputs):
@@ -191,18 +191,18 @@ def _concat(node: ir.Node, affine: Affine) -> _Sources:
     return [(x, affine.moved(partial(part, place))) for place, x in enumerate(node.inputs)]
 
 
-def _pooled(node: ir.Node, affine: Affine) -> _Sources:
+def _pooled(node: ir.Node, affine: ScaleAndShift) -> _Sources:
     if affine.shift is not None and counts_padding(node):
         return []
     fits = bool((affine.scale > 0).all()) or not node.op_type.endswith("MaxPool")
     return _along_others(node, affine, range(2, affine.scale.ndim)) if fits else []
 
 
-def _resized(node: ir.Node, affine: Affine) -> _Sources:
+def _resized(node: ir.Node, affine: ScaleAndShift) -> _Sources:
     return _along_others(node, affine, range(2, affine.scale.ndim)) if resizes_pixels_only(node) else []
 
 
-def _reduced(node: ir.Node, affine: Affine) -> _Sources:
+def _reduced(node: ir.Node, affine: ScaleAndShift) -> _Sources:
     axes = axes_of(node, rank_of(node.inputs[0]))
     if axes is None or (node.op_type == "ReduceMax" and not (affine.scale > 0).all()):
         return []
@@ -211,13 +211,13 @@ def _reduced(node: ir.Node, affine: Affine) -> _Sources:
     return [(node.inputs[0], affine.moved(lambda numbers: np.expand_dims(numbers, axes)))]
 
 
-def _sliced(node: ir.Node, affine: Affine) -> _Sources:
+def _sliced(node: ir.Node, affine: ScaleAndShift) -> _Sources:
     starts, given = sizes(node.inputs[1]) if len(node.inputs) > 1 else None, node.inputs[3:4]
     axes = range(starts[0]) if not given and starts and isinstance(starts[0], int) else constant(*given or [None])
     return [] if axes is None else _along_others(node, affine, axes)
 
 
-def _padded(node: ir.Node, affine: Affine) -> _Sources:
+def _padded(node: ir.Node, affine: ScaleAndShift) -> _Sources:
     pads = constant(node.inputs[1]) if len(node.inputs) == 2 else None  # without a number and without axes
     copies = attribute(node, "mode", "constant") in ("edge", "reflect", "wrap")
     if pads is None or not (copies or affine.shift is None):
@@ -225,20 +225,20 @@ def _padded(node: ir.Node, affine: Affine) -> _Sources:
     return _along_others(node, affine, np.flatnonzero(pads.reshape(2, -1).any(0)))
 
 
-def _along_others(node: ir.Node, affine: Affine, axes: Iterable[int]) -> _Sources:
+def _along_others(node: ir.Node, affine: ScaleAndShift, axes: Iterable[int]) -> _Sources:
     """The same map of the first input, for an operator that acts along axes along which the map is the same."""
     rank = affine.scale.ndim
     alike = all(part.shape[int(axis) % rank] == 1 for part in affine if part is not None for axis in axes)
     return [(node.inputs[0], affine)] if alike else []
 
 
-def _viewed(node: ir.Node, affine: Affine) -> _Sources:
+def _viewed(node: ir.Node, affine: ScaleAndShift) -> _Sources:
     x = node.inputs[0]
     view = view_of_chain([node.outputs[0], x]) if x is not None and sizes(x) is not None else None
     return [] if view is None else [(x, affine.moved(view.constant_before))]
 
 
-def _depth_to_space(node: ir.Node, affine: Affine) -> _Sources:
+def _depth_to_space(node: ir.Node, affine: ScaleAndShift) -> _Sources:
     count = int(attribute(node, "blocksize", 1)) ** 2
     is_adjacent = attribute(node, "mode", "DCR") == "CRD"  # the pixels of a channel come from adjacent channels
 
@@ -251,7 +251,7 @@ def _depth_to_space(node: ir.Node, affine: Affine) -> _Sources:
     return [(x, affine.moved(before)) for x, _ in found]
 
 
-_RULES: dict[str, Callable[[ir.Node, Affine], _Sources]] = {
+_RULES: dict[str, Callable[[ir.Node, ScaleAndShift], _Sources]] = {
     **dict.fromkeys(("Add", "Sub", "Sum"), _sum),
     "Concat": _concat,
     **dict.fromkeys(POOLS, _pooled),

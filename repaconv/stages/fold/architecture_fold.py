@@ -25,7 +25,7 @@ from repaconv.results import ClassScores, Exporting, Fact, Known, Link, NetworkF
 from repaconv.sources.class_score_outputs import LOGITS, asked_classes, class_scores
 from repaconv.sources.fold_size_reverts import Kept
 from repaconv.sources.graph_fold_record import measured_properties, recorded
-from repaconv.sources.named_architectures import Architecture, Built, built, completed, of_folder
+from repaconv.sources.named_architectures import Architecture, BuiltNetwork, build_network, completed, of_folder
 from repaconv.sources.source_model import TRAINING
 from repaconv.sources.ultralytics_networks import PACKAGE
 from repaconv.stages.fold.options import FoldOptions
@@ -51,7 +51,7 @@ ELSE = "Fold the module in memory, repaconv.fold(module, example=...), or as ONN
 """Hint of refusals: other ways to fold a network that does not take images or return tensors."""
 
 
-def called(module: nn.Module, shape: tuple[int, int, int]) -> Any:
+def run_on_one_image(module: nn.Module, shape: tuple[int, int, int]) -> Any:
     """Run the module on one image of zeros and return its output.
 
     Args:
@@ -84,7 +84,7 @@ def _no_images(module: nn.Module) -> str:
 
 
 @contextmanager
-def norms_run(module: nn.Module) -> Iterator[list[str]]:
+def batch_norms_run(module: nn.Module) -> Iterator[list[str]]:
     """Record the names of the BatchNorms that run within the context, one entry per call."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -98,7 +98,7 @@ def norms_run(module: nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
-def doubled(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
+def in_float64(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
     """Convert the module to float64, in place, and check that it runs.
 
     Args:
@@ -130,7 +130,7 @@ def _run_on_zeros(module: nn.Module, shape: tuple[int, int, int], dtype: torch.d
         return module(torch.zeros(1, *shape, dtype=dtype))
 
 
-def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
+def output_names(built: BuiltNetwork, found: Any) -> tuple[str, ...]:
     """Name the outputs of a network.
 
     A dict of outputs keeps its own names, and a network of Ultralytics has those of ``yolo export``. A single output is
@@ -167,7 +167,7 @@ def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
     return tuple(f"output_{number}" for number in range(len(leaves)))
 
 
-def widths_of(names: Sequence[str], found: Any) -> dict[str, int]:
+def output_widths(names: Sequence[str], found: Any) -> dict[str, int]:
     """The number of columns of each floating-point output of shape [images, numbers], by name."""
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
@@ -189,7 +189,7 @@ def _outputs_by_name(found: Any) -> dict[str, Any]:
     }
 
 
-def head_of(built: Built, found: Any) -> int | None:
+def class_count(built: BuiltNetwork, found: Any) -> int | None:
     """The number of classes; 0 for none, None where unknown.
 
     An output counts as class scores if it is called ``logits`` or is the only output of a timm or torchvision network.
@@ -201,7 +201,7 @@ def head_of(built: Built, found: Any) -> int | None:
     return int(logits.shape[1])  # type: ignore[union-attr]
 
 
-def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def outputs_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two runs on the same inputs gave different outputs."""
     return any(not np.array_equal(one[name], other[name], equal_nan=True) for name in one)
 
@@ -247,7 +247,7 @@ def fold_network_by(
     plan = _plan(options, Path(path), found)
     progress("export to ONNX", 0, 0)
     names, shape = plan.outputs, (plan.built.channels, *plan.images.size)
-    module = doubled(plan.built.module, shape)
+    module = in_float64(plan.built.module, shape)
     exported, by, link = _exported(module, plan.built.input_name, shape, names)
     progress("fold", 0, 0)
     unverified, words = options.force if overrule is None else overrule, options.words()
@@ -337,7 +337,7 @@ LARGEST_TOLD = 5
 """Maximum number of attributes that a fact lists."""
 
 
-def _weight_facts(built: Built) -> Iterator[Fact]:
+def _weight_facts(built: BuiltNetwork) -> Iterator[Fact]:
     """The prefix of the weights' names in the file, and what was set as it is in a pickled module."""
     if built.prefix:
         yield Fact(
@@ -356,7 +356,7 @@ class _Plan(NamedTuple):
     options: FoldOptions
     arch: Architecture
     found: Checkpoint
-    built: Built
+    built: BuiltNetwork
     images: Images
     scores: ClassScores | None
     outputs: tuple[str, ...]
@@ -374,7 +374,7 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
     found = found or read_checkpoint(weights, options.weights, require_pinned(weights, options.sha256))
     _require_holdable(found)
     arch = completed(arch, found)
-    network = built(arch, found)
+    network = build_network(arch, found)
     reader = SettingsReader(options.settings or {})
     images, classes = _images(arch, network, path if path.is_dir() else None, reader), asked_classes(reader)
     reader.done()
@@ -385,14 +385,14 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
         weights, found.origin.sha256, out, force=options.force, payload=payload, files=[out / data]
     )
     network, gives, norms = _first_run(network, images.size)
-    head = head_of(network, gives)
+    head = class_count(network, gives)
     network = network._replace(classes=head if classes is None else classes)
-    outputs = outputs_of(network, gives)
-    scores = class_scores(widths_of(outputs, gives), classes, head)
+    outputs = output_names(network, gives)
+    scores = class_scores(output_widths(outputs, gives), classes, head)
     return _Plan(options, arch, found, network, images, scores, outputs, len(norms), run, payload, data)
 
 
-def _first_run(network: Built, size: tuple[int, int]) -> tuple[Built, Any, list[str]]:
+def _first_run(network: BuiltNetwork, size: tuple[int, int]) -> tuple[BuiltNetwork, Any, list[str]]:
     """Run the network on an image, also of three channels or one if it does not take those of its first convolution.
 
     A network that starts by moving blocks of pixels into channels has more there: YOLOX has 12, Real-ESRGAN x2 too.
@@ -402,9 +402,9 @@ def _first_run(network: Built, size: tuple[int, int]) -> tuple[Built, Any, list[
     """
     refused: Refused | None = None
     for channels in dict.fromkeys((network.channels, 3, 1)):
-        with norms_run(network.module) as norms:
+        with batch_norms_run(network.module) as norms:
             try:
-                return network._replace(channels=channels), called(network.module, (channels, *size)), norms
+                return network._replace(channels=channels), run_on_one_image(network.module, (channels, *size)), norms
             except Refused as error:
                 refused = refused or error
     assert refused is not None
@@ -432,7 +432,7 @@ def _absolute(arch: str) -> str:
     return f"{Path(file).resolve()}:{function}" if file.endswith(".py") else arch
 
 
-def _images(arch: Architecture, network: Built, folder: Path | None, reader: SettingsReader) -> Images:
+def _images(arch: Architecture, network: BuiltNetwork, folder: Path | None, reader: SettingsReader) -> Images:
     """The image size and the preprocessing, with the source of each."""
     from repaconv.sources.library_preprocessing import own_size, pixels_of
 
@@ -456,7 +456,7 @@ def _exported_link(
         GateFailed: If they differ.
     """
     from repaconv.sources.named_architecture_source import NetworkRunner
-    from repaconv.sources.onnx_graph_runner import Ported
+    from repaconv.sources.onnx_graph_runner import WithInputs
     from repaconv.verification.comparison import Comparison, overall_link
     from repaconv.verification.float64_graphs import Float64
     from repaconv.verification.input_batches import random_inputs
@@ -472,7 +472,7 @@ def _exported_link(
     rounded = tolerance("fold", usual={"fold": EXPORTED_RTOL}, reasons=why)
     link, limits, text = "fold", [tolerance("fold"), rounded], "ONNX as exported, float64"
     try:
-        gives = FixedBatch(Ported(Float64(exported), ports), batch).run(feeds)
+        gives = FixedBatch(WithInputs(Float64(exported), ports), batch).run(feeds)
     except Exception:  # the evaluator lacks an operator or a number of axes
         link, limits, text = "onnx", [tolerance("onnx")], "ONNX as exported, float32"
         gives = FixedBatch(load_onnx(retyped(exported, {11: 1})), batch).run(feeds)
@@ -483,7 +483,7 @@ def _exported_link(
         if joint.verdict != "failed":
             break
     if joint.verdict == "failed":
-        raise _export_differs(joint, is_random=differs(right, runner.run(feeds)))
+        raise _export_differs(joint, is_random=outputs_differ(right, runner.run(feeds)))
     return joint
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds
     from repaconv.sources.source_model import SourceModel
     from repaconv.verification.input_batches import Batch, Inputs
-    from repaconv.verification.model_runners import Ported
+    from repaconv.verification.model_runners import RunnerWithInputs
 
 PLANTED_FAULT = 0.01
 """By how much the weights of the planted fault are moved, relative to themselves."""
@@ -64,7 +64,7 @@ class OutputCheck:
     given: Inputs | None = None
     _batches: list[ComparedBatch] = field(default_factory=list)
 
-    def refusal(self, deployment: Deployment, session: Ported, batch: int | None) -> Refused | None:
+    def refusal(self, deployment: Deployment, session: RunnerWithInputs, batch: int | None) -> Refused | None:
         """Why a configuration may not be used; None if its outputs are right, and for lower precision.
 
         Args:
@@ -85,7 +85,7 @@ class OutputCheck:
             code="tune.undecided",
         )
 
-    def verdict(self, session: Ported, batch: int | None) -> Verdict:
+    def verdict(self, session: RunnerWithInputs, batch: int | None) -> Verdict:
         """Whether what a session computes in FP32 is right; *not verified* if no batch of inputs decides."""
         for precisely in (False, True):
             for place, call in enumerate(self._inputs):
@@ -124,7 +124,7 @@ class ComparedBatch:
     original: Evaluated
     call: Batch
 
-    def verdict(self, session: Ported, batch: int | None, *, precisely: bool) -> Verdict:
+    def verdict(self, session: RunnerWithInputs, batch: int | None, *, precisely: bool) -> Verdict:
         """Return the verdict of a session's outputs; *not verified* if the batch cannot show a difference.
 
         Args:
@@ -207,7 +207,7 @@ class ComparedBatch:
     def _expected(self) -> Outputs:
         return self._run(load_onnx(self.graphs.path(self.baseline)))
 
-    def _run(self, right: Ported) -> Outputs:
+    def _run(self, right: RunnerWithInputs) -> Outputs:
         return dict(zip(self._subject.outputs, right.run(self.call.feeds(right.inputs)).values(), strict=True))
 
     @cached_property

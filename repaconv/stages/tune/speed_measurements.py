@@ -271,7 +271,7 @@ SESSION_FACTOR = 3
 
 
 @dataclass
-class Journal:
+class MeasurementLog:
     """The log of all measurements, from which an interrupted search resumes.
 
     Attributes:
@@ -313,7 +313,7 @@ class Journal:
     alike: dict[Deployment, Deployment] = field(default_factory=dict)
     _first: dict[str, Deployment] = field(default_factory=dict)
 
-    def remembered(self) -> Journal:
+    def remembered(self) -> MeasurementLog:
         """The journal with the rows of its file; a file of another version is ignored."""
         with suppress(OSError, ValueError, TypeError):
             known = json.loads(self.path.read_text("utf-8"))

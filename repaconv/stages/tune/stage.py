@@ -47,8 +47,8 @@ from repaconv.stages.tune.search import (
     threads_of,
 )
 from repaconv.stages.tune.speed_measurements import (
-    Journal,
     LocalMeasurement,
+    MeasurementLog,
     Measurer,
     WorkerMeasurement,
 )
@@ -380,7 +380,7 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     baseline = trials[0].start
     measuring = _measurement(plan, graphs, baseline)
     now = time.monotonic()
-    journal = Journal(
+    journal = MeasurementLog(
         plan.measured, now, now + plan.options.budget_s, baseline, plan.rounds, measuring, graphs, progress
     )
     journal.images = len(plan.given.validation) if plan.given else 0
@@ -455,7 +455,9 @@ def _measurement(plan: _Plan, graphs: Candidates, baseline: Deployment) -> Local
     return LocalMeasurement(graphs, sound, baseline, plan.called.threads, plan.options.seed, together)
 
 
-def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Journal, left: list[str]) -> TuneArtefact:
+def _artefact(
+    plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: MeasurementLog, left: list[str]
+) -> TuneArtefact:
     from repaconv.benchmark.machine_fingerprint import fingerprint
 
     winner = rows[0].deployment

@@ -213,14 +213,14 @@ def test_openvino_divides_no_convolution_whose_parts_stay_images():
 
 
 SLOW_KERNELS = ("mish-as-quotient", "prelu-as-sum", "softmax-as-quotient", "lrn-as-conv", "resize-as-matmul")
-"""Measured with AVX2 alone."""
+"""Measured with AVX2 and AVX-512."""
 
 
 @pytest.mark.parametrize(
     ("family", "forms"),
     [
         ("avx2", {"conv-each", "whole-groups", "whole-blocks", "gate-as-image", *SLOW_KERNELS}),
-        ("avx512-bf16", {"conv-each", "whole-groups-16", "whole-blocks-16", "gate-as-image"}),
+        ("avx512-bf16", {"conv-each", "whole-groups-16", "whole-blocks-16", "gate-as-image", *SLOW_KERNELS}),
     ],
 )
 def test_a_family_has_those_of_its_blocks_in_its_default_form(family, forms):

@@ -27,6 +27,7 @@ from repaconv.sources.source_of_run import source_model_of
 from repaconv.verification import folded_graph_verification
 from repaconv.verification.comparison import Comparison, PerNeighborhood
 from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.folded_graph_verification import verification_links
 from repaconv.verification.rounding import MEASURED, ROUNDING_SAMPLES, Jittered, Rounding, network_rounding
 from repaconv.verification.tolerances import tolerance
@@ -551,3 +552,17 @@ def test_a_moved_graph_has_the_same_weights_in_float32_and_float64():
     single, exact, unmoved = other.run(feeds)["y"], other.truth(feeds)["y"], graph.truth(feeds)["y"]
     assert np.abs(single - exact).max() < 1e-5 * np.abs(exact).max()
     assert np.abs(exact - unmoved).max() > 1e-4 * np.abs(exact).max()
+
+
+def test_a_moved_graph_runs_in_float64_on_the_probe_that_is_needed_and_then_on_all_others(monkeypatch):
+    graph, counts, run_all = Evaluated(ill_conditioned()), list[int](), Float64.run_all
+    feeds = graph.probes.feeds
+    monkeypatch.setattr(Float64, "run_all", lambda self, calls: counts.append(len(calls)) or run_all(self, calls))
+    other = Jittered(graph, 1e-6, 0, feeds, double=True)
+    assert other.run(feeds[1])
+    assert counts == [1]
+    found = [other.run(each)["y"] for each in feeds]
+    assert counts == [1, len(feeds) - 1]
+    for each, numbers in zip(feeds, found, strict=True):
+        alone = Jittered(graph, 1e-6, 0, [each], double=True)
+        np.testing.assert_array_equal(alone.run(each)["y"], numbers)

@@ -313,7 +313,7 @@ class _GraphComparison:
         self._prepared_for: Sequence[Feeds] = ()
 
     def _prepare_moved_graphs(self, feeds: Sequence[Feeds]) -> None:
-        """Prepare the graphs with moved weights. Each runs on all of these inputs when its first result is needed."""
+        """Prepare the graphs with moved weights. None runs before a result of it is needed; see `Jittered`."""
         if feeds is self._prepared_for:
             return
         written = partial(Jittered, self.after, WRITTEN_MOVED, anew=self._anew, double=True)

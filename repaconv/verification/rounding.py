@@ -274,7 +274,8 @@ class Jittered:
     """A graph whose weights and inputs are slightly moved, to show how far rounding moves its outputs.
 
     It is as large as the graph, and several of them are needed. To save memory, its first run closes the sessions of
-    the compared graphs, runs on all probes, keeps their outputs, and closes its own session.
+    the compared graphs, runs on all probes, keeps their outputs, and closes its own session. In float64, the first run
+    is on the probe that is needed, and the second one on all others.
     """
 
     def __init__(
@@ -320,15 +321,18 @@ class Jittered:
             for graph in (self.graph, *self.others):
                 graph.close()
             how = self.by, self.seed, self.coarse, self.anew
+            # In float64 an inference takes as long as moving the weights does, and most comparisons need a single one.
+            alone = in_float64 and not known
+            probes = [feeds] if alone else [probe for probe in self.probes if key_of(probe) not in known]
             if in_float64:
                 exact = Float64(*_moved_apart(self.graph.model, *how, double=self.double))
                 with suppress(Exception):  # evaluation raises many classes; then each probe runs by itself
-                    found = exact.run_all([*map(self._moved, self.probes)])
-                    known |= zip(map(key_of, self.probes), found, strict=True)
+                    found = exact.run_all([*map(self._moved, probes)])
+                    known |= zip(map(key_of, probes), found, strict=True)
                 runner: Runner = exact
             else:
                 runner = load_onnx(moved_weights(self.graph.model, *how))
-            for probe in self.probes:
+            for probe in probes:
                 with suppress(Exception):  # any exception of the runtime; it is raised again when this probe is needed
                     if key_of(probe) not in known:
                         known[key_of(probe)] = runner.run(self._moved(probe))

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from repaconv.core.errors import EnvironmentProblem, GateFailed, Refused, RepaconvError, first_line
+from repaconv.core.memory_release import freed_memory_kept
 from repaconv.engines.contract import Array, Feeds
 from repaconv.graph.float64_rewriting import DOUBLE, Weights, is_only_rounded
 from repaconv.graph.graph_without_weights import inferred_element_types
@@ -93,6 +94,7 @@ UNDECIDED = ("rounding_too_large", "constant_output")
 """Reasons of a link that leave open whether two outputs are equal; see also `_rounding_may_choose`."""
 
 
+@freed_memory_kept()
 def verification_links(
     source: Path,
     before: Evaluated,

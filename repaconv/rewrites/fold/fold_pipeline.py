@@ -27,6 +27,7 @@ from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.max_pools_in_series import POOLS_IN_SERIES
 from repaconv.rewrites.fold.patch_merging import PATCH_MERGING
+from repaconv.rewrites.fold.reductions_in_series import IN_SERIES
 from repaconv.rewrites.fold.restored_operators import FINISH
 from repaconv.rewrites.fold.shared_weights import KEEP_SHARED, UNSHARE
 from repaconv.rewrites.fold.space_to_depth_convolutions import SPACE_TO_DEPTH
@@ -84,6 +85,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     CONVOLUTION,
     RECURRENT,
     CONSTANTS,
+    IN_SERIES,
     READ_TOKENS,
     POOL_PADDING,
     POOLS_IN_SERIES,

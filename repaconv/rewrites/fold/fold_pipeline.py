@@ -29,6 +29,7 @@ from repaconv.rewrites.fold.max_pools_in_series import POOLS_IN_SERIES
 from repaconv.rewrites.fold.patch_merging import PATCH_MERGING
 from repaconv.rewrites.fold.reductions_in_series import IN_SERIES
 from repaconv.rewrites.fold.restored_operators import FINISH
+from repaconv.rewrites.fold.selections_of_concats import SELECTIONS_OF_CONCATS
 from repaconv.rewrites.fold.shared_weights import KEEP_SHARED, UNSHARE
 from repaconv.rewrites.fold.space_to_depth_convolutions import SPACE_TO_DEPTH
 from repaconv.rewrites.fold.stacked_branches import UNSTACK
@@ -84,6 +85,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     *(_then(fold, AFFINE) for fold in BEFORE_AFFINE),
     CONVOLUTION,
     RECURRENT,
+    SELECTIONS_OF_CONCATS,
     CONSTANTS,
     IN_SERIES,
     READ_TOKENS,

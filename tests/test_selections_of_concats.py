@@ -1,0 +1,69 @@
+"""selections: what is selected of one input of a Concat is read from that input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from folded_operators import operators_after_folding
+from test_fold_onnx import graph
+
+SHAPE = (2, 5, 4)
+X = np.random.default_rng(0).standard_normal(SHAPE)
+TOKEN = np.random.default_rng(1).standard_normal((2, 2, 4))
+START = [("Tanh", "x", "a"), ("Concat", "token a x", "c", {"axis": 1})]
+END = ("Softmax", "p", "y")
+
+
+def kinds(*rows, outputs=("y",), shape=SHAPE, **numbers):
+    """The operators after folding of places 0 and 1 of a token, 2 to 6 of a, and 7 to 11 of x."""
+    weights = {"token": TOKEN} | {name: np.array(number) for name, number in numbers.items()}
+    return operators_after_folding(graph(rows, weights, {"x": shape}, outputs), X)
+
+
+@pytest.mark.parametrize(
+    ("ends", "left"), [((2, 7), []), ((3, 7), ["Slice"]), ((2, 3), ["Slice"]), ((-10, -5), []), ((7, 2**63 - 1), None)]
+)
+def test_a_slice_of_one_input(ends, left):
+    found = kinds(*START, ("Slice", "c f t axis", "p"), END, f=[ends[0]], t=[ends[1]], axis=[1])
+    assert found == (["Softmax"] if left is None else ["Tanh", *left, "Softmax"])
+
+
+@pytest.mark.parametrize("place", [4, [4], [2, 5, 3], [-8]])
+def test_a_gather_of_one_input(place):
+    assert kinds(*START, ("Gather", "c i", "p", {"axis": 1}), END, i=place) in (
+        ["Tanh", "Gather", "Softmax"],
+        ["Tanh", "Slice", "Softmax"],
+    )
+
+
+def test_a_split_into_the_inputs():
+    rows = [("Split", "c s", "q r t", {"axis": 1}), ("Softmax", "r", "y"), ("Sin", "t", "y2")]
+    assert sorted(kinds(*START, *rows, outputs=("y", "y2"), s=[2, 5, 5])) == ["Sin", "Softmax", "Tanh"]
+
+
+def test_views_around_both_join():
+    rows = [("Tanh", "x", "a"), ("Reshape", "a flat", "b"), ("Concat", "one b", "c", {"axis": 1})]
+    rows += [("Slice", "c f t axis", "d"), ("Reshape", "d back", "p"), END]
+    numbers = {
+        "one": np.ones((2, 1, 2)),
+        "flat": [2, 10, 2],
+        "back": [2, 5, 4],
+        "f": [1],
+        "t": [2**63 - 1],
+        "axis": [1],
+    }
+    assert kinds(*rows, **numbers) == ["Tanh", "Softmax"]
+
+
+@pytest.mark.parametrize("ends", [(1, 3), (2, 8)])
+def test_a_slice_of_two_inputs_stays(ends):
+    assert "Concat" in kinds(*START, ("Slice", "c f t axis", "p"), END, f=[ends[0]], t=[ends[1]], axis=[1])
+
+
+def test_a_slice_along_another_axis_stays():
+    assert "Concat" in kinds(*START, ("Slice", "c f t axis", "p"), END, f=[1], t=[3], axis=[0])
+
+
+def test_lengths_that_are_dynamic():
+    rows = [*START, ("Slice", "c f t axis", "p"), END]
+    assert "Concat" in kinds(*rows, shape=(2, "n", 4), f=[2], t=[7], axis=[1])

@@ -488,6 +488,22 @@ def test_what_returns_its_input_keeps_nothing_apart(operator, batch):
     assert folded(model, normal(2, 3, 4, 4)) == ["Conv", "Relu"]
 
 
+@pytest.mark.parametrize(
+    ("operator", "number"),
+    [("Add x o", 0), ("Add o x", 0), ("Sub x o", 0), ("Mul x o", 1), ("Mul o x", 1), ("Div x o", 1)],
+)
+def test_neutral_constants_between_what_is_not_linear(operator, number):
+    """As the factor of 1 in Real-CUGAN, which an option of the network may change."""
+    kind, *read = operator.split()
+    start = [("Conv", "x k", "1"), ("Mul", "1 s", "2"), ("Sigmoid", "2", "3")]
+    weights, shape = {"k": normal(4, 3, 1, 1), "s": normal(4, 1, 1)}, {"x": (2, 3, 4, 4)}
+    for order, ones in ((read, ()), (read, (4, 1)), (read, (5, 1, 1, 1, 1)), (read[::-1], ())):
+        rows = [*start, (kind, " ".join(order).replace("x", "3"), "4"), ("Tanh", "4", "y")]
+        found = folded(graph(rows, weights | {"o": np.full(ones, float(number))}, shape), normal(2, 3, 4, 4))
+        other = order != read and kind in ("Sub", "Div")
+        assert found == ["Conv", "Sigmoid", *([kind] if other or len(ones) > 4 else []), "Tanh"]  # 5 axes: it repeats
+
+
 def test_views_in_series_that_would_take_too_many_axes_together_are_shortened_in_parts():
     """As Hiera sorts tokens: by halves of height and width, three times. In one Transpose that takes ten axes."""
     weights, rows, value = {"s": normal(4)}, [("Mul", "x s", "m"), ("Mul", "m s", "n"), ("Relu", "n", "v0")], "v0"

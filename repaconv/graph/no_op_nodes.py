@@ -1,4 +1,5 @@
-"""Remove nodes whose output is their input: Casts to the same type, selections of everything, sums with zeros.
+"""Remove nodes whose output is their input: Casts to the same type, selections of everything, sums with zeros, products
+with ones.
 
 So is the guard that PyTorch's exporter writes after the softmax of attention, Where(IsNaN(p), 0, p), unless a mask may
 hide all keys of a query. A product counts as finite; if it overflows, p is NaN, as it is if the guard is not exported.
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _OF_SEVERAL = ("Concat", "Max", "Mean", "Min", "Sum")
 """Operators that return their input if they have one only."""
+_NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1, "Pow": 1}
+"""The number with which as the second operand an operator returns the first."""
 _SHIFTED = ("tf_crop_and_resize", "tf_half_pixel_for_nn")
 """Coordinate transformations of Resize that may move positions even if the size stays."""
 
@@ -45,9 +48,11 @@ def _unchanged_input(node: ir.Node) -> ir.Value | None:
     """The input that a node returns; None if it returns none."""
     if not node.inputs or any(map(is_read, node.outputs[1:])):
         return None
-    if node.op_type in ("Add", "Sub"):
-        others = zip(node.inputs, node.inputs[::-1] if node.op_type == "Add" else node.inputs[1:], strict=False)
-        return next((x for x, other in others if _has_shape_of_output(x, node) and _all_equal(other, 0)), None)
+    if node.op_type in _NEUTRAL:
+        commutes = node.op_type in ("Add", "Mul")
+        others = zip(node.inputs, node.inputs[::-1] if commutes else node.inputs[1:], strict=False)
+        number = _NEUTRAL[node.op_type]
+        return next((x for x, other in others if _has_shape_of_output(x, node) and _all_equal(other, number)), None)
     if node.op_type == "Where":
         x, test = node.inputs[2], made_by(node.inputs[0], "IsNaN")
         guards = test is not None and test.inputs[0] is x and _has_shape_of_output(x, node)

@@ -459,3 +459,32 @@ def test_a_layer_after_a_view_stays(case):
     rows, widths, more = STAY[case]
     wanted = sorted(row[0] for row in rows)
     assert regrouped(rows, widths=widths, **{name: np.array(numbers) for name, numbers in more.items()}) == wanted
+
+
+# --- Channels that a scale turns to 0.
+
+
+@pytest.mark.parametrize("shape", [(2, 6), (2, 4, 6), (2, 6, 4, 4)], ids=["rows", "tokens", "image"])
+def test_a_scale_of_some_zeros_stays_one_operator(shape):
+    """Zeros are not written between the channels that remain."""
+    column = (-1, 1, 1) if len(shape) == 4 else (-1,)
+    scale = np.array([2.0, 0, 0.5, -1, 0, 3]).reshape(column)
+    rows = [("Mul", "x s", "a"), ("Mul", "a u", "o"), ("Add", "o t", "p"), ("Tanh", "p", "y")]
+    found = operators(rows, {"s": scale, "u": normal(6).reshape(column), "t": normal(6).reshape(column)}, shape=shape)
+    assert found in (["Add", "Mul", "Tanh"], ["BatchNormalization", "Tanh"])
+
+
+def test_channels_before_an_activation_whose_scale_is_zero_are_computed():
+    """The layer before could compute fewer of them, but their places would have to be filled again."""
+    scale = np.array([2.0, 0, 0.5, -1, 0, 3])
+    rows = [("MatMul", "x w", "a"), ("Tanh", "a", "o"), ("Mul", "o s", "p"), ("Add", "p t", "q"), ("Tanh", "q", "y")]
+    found = operators(rows, {"w": normal(6, 6), "s": scale, "t": normal(6)}, shape=(2, 4, 6))
+    assert found == ["Add", "MatMul", "Mul", "Tanh", "Tanh"]
+
+
+def test_channels_that_only_a_layer_with_zeros_reads_are_dropped():
+    weight = normal(6, 6) * np.array([1.0, 0, 1, 1, 0, 1])[:, None]
+    rows = [("MatMul", "x w", "a"), ("Tanh", "a", "o"), ("MatMul", "o v", "y")]
+    model = graph(rows, {"w": normal(6, 6), "v": weight}, {"x": (2, 4, 6)})
+    after, _ = rewritten(model, FOLDS)
+    assert sorted(tuple(weight.dims) for weight in after.graph.initializer) == [(4, 6), (6, 4)]

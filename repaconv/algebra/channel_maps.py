@@ -80,6 +80,12 @@ class Pick:
         return len(self.index) == self.width and bool((self.index == np.arange(self.width)).all())
 
     @cached_property
+    def keeps_places(self) -> bool:
+        """Whether every channel that is not always 0 keeps its index."""
+        places = np.flatnonzero(self.rows)
+        return len(self.index) == self.width and bool((self.index[places] == places).all())
+
+    @cached_property
     def is_range(self) -> bool:
         """Whether it is an unscaled slice of consecutive channels."""
         return bool((self.scale == 1).all()) and bool((np.diff(self.index) == 1).all()) and bool(self.rows.all())

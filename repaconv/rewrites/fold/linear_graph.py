@@ -260,6 +260,14 @@ def is_part(vertex: Vertex) -> bool:
     return len(edges) == 1 and isinstance(edges[0], Pick) and edges[0].is_range and vertex.shift is None
 
 
+def _spreads(user: Vertex, vertex: Vertex) -> bool:
+    """Whether a reader takes some channels of a value and has nothing in place of the others."""
+    edge = user.inputs[vertex]
+    if isinstance(edge, Dense) or edge.rows.all():
+        return False
+    return not cover_each_channel_once([other.rows for other in user.inputs.values()])
+
+
 def are_same_sum(a: Vertex, b: Vertex) -> bool:
     """Whether two vertices with the same inputs compute the same sum, up to float64 rounding."""
     shifts = (a.shift, b.shift)
@@ -584,6 +592,8 @@ class LinearGraph:
             read = np.logical_or.reduce([user.inputs[vertex].cols for user in vertex.outputs])
             if read.all() or not read.any() or not (vertex.inputs or vertex.through):
                 continue
+            if any(_spreads(user, vertex) for user in vertex.outputs):
+                continue  # writing zeros between the channels takes longer than computing these
             self._narrow(vertex, np.flatnonzero(read))
             dropped = True
         return dropped

@@ -315,6 +315,8 @@ class _Emitter:
             return value, shift
         if edge.rows.all():
             chosen, scale = self._chosen(value, edge.index), edge.scale
+        elif edge.keeps_places and (edge.scale[edge.rows] != 1).any():
+            chosen, scale = value, edge.scale
         else:
             chosen, scale = self._spread(value, edge), np.where(edge.rows, edge.scale, 1.0)
         if (scale == 1).all():

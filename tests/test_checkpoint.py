@@ -263,6 +263,8 @@ def test_unsound_weights_are_named(tmp_path, tiny_weights):
     for dtype in (torch.int8, torch.float8_e4m3fn, torch.complex64):
         assert str(dtype) in refused(with_(head__fc__bias=torch.ones(5).to(dtype)), "checkpoint.dtype")
     assert "complex64" in refused(with_(bn__running_var=torch.ones(1).to(torch.complex64)), "checkpoint.dtype")
+    every = {name.replace(".", "__"): weight.to(torch.int8) for name, weight in tiny_weights.items()}
+    assert "holds torch.int8, not floating point numbers" in refused(with_(**every), "checkpoint.dtype")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch is giving them up; their files stay
         quantised = torch.quantize_per_tensor(torch.ones(5), 0.1, 0, torch.qint8)

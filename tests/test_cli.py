@@ -432,6 +432,34 @@ def test_what_a_newcomer_types(repaconv, tiny, monkeypatch):
     assert (code, "Did you mean" in err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("command", "near"),
+    [
+        ("fold net.onnx --preset offical", "official"),
+        ("bench --objective througput", "throughput"),
+        ("bench net.onnx --protocol repavitt", "repavit"),
+        ("export --precision fp23", "fp32"),
+        ("export --simplifier onxsim", "onnxsim"),
+        ("report --format htm", "html"),
+        ("verify --rtol onxx:1e-3", "onnx"),
+        ("tune --objective latancy", "latency"),
+        ("gate r.toml --report junitt:a.xml", "junit"),
+        ("fold c.pth --weights modle", "model"),
+    ],
+)
+def test_a_misspelled_name_is_told_the_nearest_one(repaconv, tiny, command, near):
+    weight = np.ones((4, 3, 1, 1), np.float32)
+    onnx.save(graph([("Conv", "x w", "y")], {"w": weight}, {"x": (1, 3, 8, 8)}), "net.onnx")
+    weights = torch.load(tiny)["state_dict"]
+    torch.save({"model": weights, "model_ema": weights}, "c.pth")
+    Path("r.toml").write_text('checkpoint = "tiny.pth"')
+    if command.startswith(("report", "verify", "export", "tune")):
+        rc.fold(tiny)
+    code, _, said = repaconv(*command.split())
+    assert code in (2, 4)
+    assert f"hint: Did you mean {near}? " in said
+
+
 def test_what_the_file_does_not_tell_is_in_the_next_command_and_in_the_recipe(repaconv):
     weights = plugins.load(plugins.METHODS, "repavit").example("tiny", 0)
     torch.save({"model": weights}, "heads.pth")

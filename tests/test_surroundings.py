@@ -18,17 +18,20 @@ from threading import Thread, get_ident
 import numpy as np
 import onnx
 import pytest
+import torch
 from conftest import quick_where
 from onnx import helper
 from torture import checkpoints, disks, graphs, kills, long_kills, warm
 
 import repaconv as rc
+from repaconv.checkpoints import read_checkpoint
 from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused
 from repaconv.core.files import lock_folder, write_text
 from repaconv.core.thread_pool import thread_pool
 from repaconv.engines.contract import SessionSpec
 from repaconv.engines.onnxruntime_cpu import OrtSession
+from repaconv.sources.method_detection import understood
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -248,6 +251,43 @@ def test_what_the_machine_does_not_do_is_a_sentence(capsys, monkeypatch):
         with pytest.raises(SystemExit) as ended:
             main.main(["fold", "x.pth"])
         assert (ended.value.code, code in capsys.readouterr().err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "streams", "code"),
+    [
+        ("targets", ">&-", 0),
+        ("targets --format json", ">&- 2>&-", 0),
+        ("inspect nofile", "2>&-", 4),
+        ("inspect nofile --format json", ">&-", 4),
+        ("targets", ">/dev/full", 3),
+        ("targets --format json", ">/dev/full", 3),
+        ("inspect nofile --format json", ">/dev/full", 4),
+        ("inspect nofile", "2>/dev/full", 4),
+    ],
+)
+def test_a_stream_that_is_closed_or_full_changes_no_exit_code(tmp_path, command, streams, code):
+    line = f"exec {sys.executable} -m repaconv {command} {streams}"
+    ended = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+    if ">/dev/full" in streams and "2>" not in streams:
+        assert ended.stderr.startswith("error: ")
+
+
+def test_a_network_that_no_memory_holds_is_told_as_such(tmp_path):
+    """torch's message, as the method's reader of tensors raises it."""
+    told = kills.net("riformer")
+    torch.save(told.whole, tmp_path / "c.pth")
+
+    class NoMemory:
+        name = "riformer"
+
+        def read(self, *_given):
+            return torch.empty(1 << 50)
+
+    with pytest.raises(EnvironmentProblem, match="not enough memory"):
+        understood(NoMemory(), read_checkpoint(tmp_path / "c.pth"), {})
 
 
 @pytest.mark.parametrize("name", quick_where({"fold"}.__contains__, ["fold", "export", "build"], ids=str))

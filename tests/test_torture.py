@@ -264,7 +264,9 @@ def test_tensors_that_no_net_has_under_a_methods_names_are_refused(tmp_path):
         rc.fold(tmp_path / "c.pth", out=tmp_path / "run", settings=told.settings)
 
 
-@pytest.mark.parametrize("told", ["memory itself", "a file without an end", "a name too long", "a name with a zero"])
+@pytest.mark.parametrize(
+    "told", ["memory itself", "a pipe, .pth", "a file without an end", "a name too long", "a name with a zero"]
+)
 def test_what_cannot_be_read_or_never_ends_is_refused_before_it_is_hashed(tmp_path, told):
     path = dict(containers.places(b""))[told](tmp_path)
     with pytest.raises(Refused):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
-from repaconv.core.errors import UsageProblem
+from repaconv.core.errors import UsageProblem, did_you_mean
 from repaconv.core.toml_positions import parse_toml
 from repaconv.results import Record
 
@@ -62,7 +62,11 @@ def protocol_named(name: str | None) -> PaperProtocol:
         files("repaconv.benchmark").joinpath("protocols.toml").read_text("utf-8"), "protocols.toml", "protocol"
     )
     if name not in table:
-        raise UsageProblem(f"unknown protocol {name!r}.", hint=f"Known: {', '.join(table)}.", code="protocol.unknown")
+        raise UsageProblem(
+            f"unknown protocol {name!r}.",
+            hint=f"{did_you_mean(name, table)}Known: {', '.join(table)}.",
+            code="protocol.unknown",
+        )
     return PaperProtocol(name=name, **table[name])
 
 

@@ -24,7 +24,7 @@ from repaconv.checkpoints.pickled_modules import (
 )
 from repaconv.checkpoints.restricted_unpickler import Placeholder
 from repaconv.core import change_guard
-from repaconv.core.errors import Refused
+from repaconv.core.errors import Refused, did_you_mean
 from repaconv.core.files import sha256_of
 from repaconv.results import Origin, WeightSet
 
@@ -268,7 +268,7 @@ def _choose(
                 f"{path} has no set of weights named {wanted!r}.",
                 hint="It has one set without a name: leave --weights out."
                 if [*sets] == ["."]
-                else f"It has: {known or 'none'}.",
+                else f"{did_you_mean(wanted, sets)}It has: {known or 'none'}.",
                 code="checkpoint.weights",
             )
         return wanted, "asked for with --weights"

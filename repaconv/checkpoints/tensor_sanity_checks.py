@@ -12,6 +12,8 @@ from repaconv.core.errors import Refused, first_names
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Types of trained weights. Narrower floats are quantized and need the scales stored with them."""
 
+TRAINED = ("weight", "bias", "running_mean", "running_var")
+"""Last parts of names that torch's layers give to floating-point numbers only."""
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
@@ -23,13 +25,15 @@ def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> No
         names: Those names to the names in the file; a name that is missing here is the file's own.
 
     Raises:
-        Refused: ``checkpoint.dtype`` for complex numbers and floats other than `FLOATS`;
+        Refused: ``checkpoint.dtype`` for complex numbers, floats other than `FLOATS`, and weights that are integers;
             ``checkpoint.not-finite`` for NaN or infinity; ``checkpoint.negative-variance`` for a BatchNorm variance
             below zero. All name the tensor as the file does.
     """
     for name, tensor in tensors.items():
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in FLOATS:
             raise _dtype(names.get(name, name), tensor, "not float16, bfloat16, float32 or float64")
+        if name.rpartition(".")[2] in TRAINED and not tensor.is_floating_point():
+            raise _dtype(names.get(name, name), tensor, "not floating point numbers")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
             raise Refused(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import io
 import os
+import re
 import signal
 import sys
+from contextlib import suppress
 from errno import ENAMETOOLONG
 from itertools import pairwise
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -33,7 +35,15 @@ from repaconv.cli import installation_and_demo_commands
 from repaconv.cli.command_options import app
 from repaconv.cli.shell_completion import finished_words
 from repaconv.core.change_guard import require_none_truncated
-from repaconv.core.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, describe_exception
+from repaconv.core.errors import (
+    EnvironmentProblem,
+    Interrupted,
+    RepaconvError,
+    UsageProblem,
+    describe_exception,
+    did_you_mean,
+    memory_problem,
+)
 from repaconv.core.onnx_ir_without_sympy import defer_sympy
 
 COMMANDS = (
@@ -44,6 +54,8 @@ COMMANDS = (
     installation_and_demo_commands,
 )
 """The modules with the commands. Importing them registers the commands, in the order of `--help`."""
+CHOICE = re.compile(r"'([^']*)' is not one of (.*)")
+"""A value of an option, and the quoted ones that it may have, in Typer's message."""
 COMPLETING = "_REPACONV_COMPLETE"
 """Environment variable set by the script of `repaconv --install-completion`."""
 
@@ -72,6 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
         defer_sympy()
         if current_thread() is main_thread():  # only there Python lets signals be set
             _end_as_by_ctrl_c(signal.SIGTERM, signal.SIGHUP)
+        sys.stdout, sys.stderr = (stream or _opened_devnull() for stream in (sys.stdout, sys.stderr))
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # file names may be undecodable
@@ -92,7 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = _print_error(_interruption(), command, given)
     except BrokenPipeError:  # the reader closed the pipe, e.g. `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         code = 0
     except (MemoryError, OSError, RuntimeError) as problem:
         code = _print_error(_machine_error(problem), command, given)
@@ -180,28 +193,43 @@ def _machine_error(problem: Exception) -> RepaconvError:
         return EnvironmentProblem(
             sentence, hint="Check the path, the permissions and the free space.", code="environment.system"
         )
-    if isinstance(problem, MemoryError) or "allocate memory" in str(problem):
-        sentence = "not enough memory; existing results are unchanged."
-        return EnvironmentProblem(
-            sentence, hint="Free memory, or run it on a machine with more.", code="environment.memory"
-        )
+    if (memory := memory_problem(problem)) is not None:
+        return memory
     raise problem
 
 
 def _usage_error(problem: BaseException, command: str) -> UsageProblem:
     message = problem.format_message() if hasattr(problem, "format_message") else str(problem)
+    message = message.replace("Value error, ", "")  # what pydantic puts before the sentence of a parser
+    choice = CHOICE.search(message)
+    near = did_you_mean(choice[1], re.findall("'([^']*)'", choice[2])) if choice else ""
     known = command in [each.name for each in app.registered_commands]
     help_command = f"repaconv {command} --help" if known else "repaconv --help"
     sentence = message.rstrip(".").removesuffix("?") + ("?" if message.rstrip(".").endswith("?") else ".")
-    return UsageProblem(sentence, hint=f"See `{help_command}`.", code="usage.arguments")
+    return UsageProblem(sentence, hint=f"{near}See `{help_command}`.", code="usage.arguments")
 
 
 def _print_error(problem: RepaconvError, command: str, given: list[str]) -> int:
     from repaconv.cli import text_and_json_output
 
     as_json = "--format=json" in given or ("--format", "json") in pairwise(given)
-    if as_json:
-        text_and_json_output.print_json(command, problem.exit_code, None, [problem])
-    else:
+    try:
+        if as_json:
+            text_and_json_output.print_json(command, problem.exit_code, None, [problem])
+            sys.stdout.flush()
+            return problem.exit_code
+    except OSError:  # its disk is full, or the reader closed the pipe
+        _discard_stdout()
+    with suppress(OSError):
         text_and_json_output.print_error(problem)
     return problem.exit_code
+
+
+def _opened_devnull() -> TextIO:
+    """Open a stream for a standard stream that was closed before the command began, which Python gives as None."""
+    return Path(os.devnull).open("w", encoding="utf-8")
+
+
+def _discard_stdout() -> None:
+    """Discard what was not written to stdout yet and cannot be: Python tries again at exit, and then fails."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -25,7 +25,7 @@ from repaconv.cli.command_options import (
     out_option,
     run_and_exit,
 )
-from repaconv.core.errors import UsageProblem
+from repaconv.core.errors import UsageProblem, did_you_mean
 from repaconv.distributed.options import ClusterOptions
 from repaconv.stages.bench.options import CompareOptions
 from repaconv.stages.deploy.options import DeployOptions
@@ -162,7 +162,8 @@ def gate(
         if name not in gate_report_formats.FORMATS:
             raise UsageProblem(
                 f"--report {name}: unknown format.",
-                hint=f"Known formats: {', '.join(gate_report_formats.FORMATS)}.",
+                hint=f"{did_you_mean(name, gate_report_formats.FORMATS)}Known formats: "
+                f"{', '.join(gate_report_formats.FORMATS)}.",
                 code="usage.also",
             )
     with text_and_json_output.progress(quiet=quiet or format is not GateFormat.text) as progress:

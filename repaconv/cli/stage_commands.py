@@ -22,7 +22,7 @@ from repaconv.cli.command_options import (
     out_option,
     run_and_exit,
 )
-from repaconv.core.errors import UsageProblem
+from repaconv.core.errors import UsageProblem, did_you_mean
 from repaconv.distributed.options import ClusterOptions
 from repaconv.stages.bench.options import OBJECTIVES, THROUGHPUT, BenchOptions, EstimateOptions, ThroughputOptions
 from repaconv.stages.build.options import BuildOptions
@@ -203,8 +203,11 @@ def bench(
     Exit code 5 if the measurement is inconclusive, e.g. because other processes use the CPU.
     """
     if objective not in OBJECTIVES:
-        known = ", ".join(OBJECTIVES)
-        raise UsageProblem(f"unknown objective {objective!r}.", hint=f"Known objectives: {known}.", code="objective")
+        raise UsageProblem(
+            f"unknown objective {objective!r}.",
+            hint=f"{did_you_mean(objective, OBJECTIVES)}Known objectives: {', '.join(OBJECTIVES)}.",
+            code="objective",
+        )
     by = _estimated(model, options) if estimate else _bench_where(model, options, cluster, host)
     run_and_exit("bench", format, quiet, _throughput(model, options, streams) if objective == THROUGHPUT else by)
 

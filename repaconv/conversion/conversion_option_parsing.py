@@ -10,7 +10,7 @@ from repaconv.conversion.image_splits import ImageSplits
 from repaconv.conversion.kernel_fitting import ConversionSettings, FitBy, Head, Kind
 from repaconv.conversion.plain_vit import PlainViT
 from repaconv.conversion.token_merging import read_schedule
-from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem, did_you_mean
 from repaconv.methods.pyra.merging_schedules import first_merging_block
 from repaconv.results import whole_number
 from repaconv.tasks.embedding import LEAST_IMAGES
@@ -139,7 +139,9 @@ def read_how(options: ConvertOptions, config: ViTConfig) -> ConversionSettings:
     for option, given, words in known:
         if given not in words:
             raise UsageProblem(
-                f"{option} {given} is unknown.", hint=f"Known: {', '.join(words)}.", code="convert.unknown"
+                f"{option} {given} is unknown.",
+                hint=f"{did_you_mean(given, words)}Known: {', '.join(words)}.",
+                code="convert.unknown",
             )
     if options.fit != "squares" and options.kind != "depthwise":
         raise UsageProblem(

@@ -139,6 +139,17 @@ class Interrupted(RepaconvError):
         self.exit_code = 128 + received
 
 
+def memory_problem(error: BaseException) -> EnvironmentProblem | None:
+    """Return the error to raise if this one says that there is no memory, by its class or by torch's message."""
+    if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+        return None
+    return EnvironmentProblem(
+        "not enough memory; existing results are unchanged.",
+        hint="Free memory, or run it on a machine with more.",
+        code="environment.memory",
+    )
+
+
 def require_module(module: str, called: str, hint: str) -> Any:
     """Import an optional dependency, with OpenVINO's telemetry disabled.
 

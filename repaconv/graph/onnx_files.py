@@ -25,9 +25,11 @@ def is_graph(path: Path) -> bool:
     if path.suffix == ".onnx":
         return True
     try:
+        if not path.is_file():  # opening a pipe waits for a writer
+            return False
         with path.open("rb") as file:
             head = file.read(3)
-    except OSError:
+    except (OSError, ValueError):
         return False
     return len(head) == 3 and head[0] == 0x08 and 3 <= head[1] <= 20 and head[2] == 0x12
 

@@ -195,7 +195,7 @@ def natural(text: str) -> int:
         ValueError: If it is none.
     """
     if (number := whole_number(text)) is None:
-        raise ValueError("not a whole number")
+        raise ValueError("neither zero nor a whole number above it")
     return number
 
 

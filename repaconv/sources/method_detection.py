@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv.core import plugins
-from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, describe_exception
+from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, describe_exception, memory_problem
 from repaconv.core.files import sha256_of
 from repaconv.results import FoldArtefact, MethodFold
 
@@ -112,6 +112,8 @@ def understood(method: Method, checkpoint: Checkpoint, settings: Mapping[str, st
     except RepaconvError:
         raise
     except Exception as error:
+        if (memory := memory_problem(error)) is not None:
+            raise memory from error
         raise Refused(
             f"{checkpoint.path} has names of {method.name} and tensors that no net of it has "
             f"({describe_exception(error)}).",

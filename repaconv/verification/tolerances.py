@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import exp, isfinite, lgamma, log, sqrt
 from sys import float_info
 
-from repaconv.core.errors import UsageProblem
+from repaconv.core.errors import UsageProblem, did_you_mean
 from repaconv.results import Accuracy, Link, Metrics, Tolerance, Verdict
 
 POLICY_VERSION = "11"
@@ -175,7 +175,9 @@ def require_links(names: list[str]) -> None:
     for name in names:
         if name not in LINKS:
             raise UsageProblem(
-                f"there is no link {name!r}.", hint=f"Links: {', '.join(LINKS)}.", code="tolerance.unknown"
+                f"there is no link {name!r}.",
+                hint=f"{did_you_mean(name, LINKS)}Links: {', '.join(LINKS)}.",
+                code="tolerance.unknown",
             )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.benchmark.cpu_isa_level import isa_level
 from repaconv.core import run_folder
-from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem, did_you_mean
 from repaconv.core.export_variants import Variant, image_size_of_variant
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, payload_of
@@ -192,7 +192,8 @@ def _require_known(options: ExportOptions) -> None:
         ("simplifier", options.simplifier, ("auto", *TOOLS)),
     ):
         if named not in known:
-            raise UsageProblem(f"there is no {what} {named!r}.", hint=f"Known: {', '.join(known)}.", code=what)
+            hint = f"{did_you_mean(named, known)}Known: {', '.join(known)}."
+            raise UsageProblem(f"there is no {what} {named!r}.", hint=hint, code=what)
 
 
 def _fp32_patterns(options: ExportOptions) -> tuple[str, ...]:

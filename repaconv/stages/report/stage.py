@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import run_folder
-from repaconv.core.errors import Refused, RepaconvError, UsageProblem
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem, did_you_mean
 from repaconv.core.export_variants import dotted
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_page
 from repaconv.core.files import is_unchanged, lock_folder, read_artefact, stage_of
@@ -89,7 +89,11 @@ def require_format(format: str, known: Collection[str] = PAGES) -> None:
         UsageProblem: If the format is unknown.
     """
     if format not in known:
-        raise UsageProblem(f"there is no format {format!r}.", hint=f"Known: {', '.join(known)}.", code="report.format")
+        raise UsageProblem(
+            f"there is no format {format!r}.",
+            hint=f"{did_you_mean(format, known)}Known: {', '.join(known)}.",
+            code="report.format",
+        )
 
 
 def gather(taken: run_folder.Run, paper: PaperTable | None) -> Report:

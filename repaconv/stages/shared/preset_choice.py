@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from repaconv.core import plugins
-from repaconv.core.errors import Refused, RepaconvError, UsageProblem
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem, did_you_mean
 from repaconv.core.files import cache_folder, canonical_json, read_artefact, sha256_of_bytes
 from repaconv.results import Deployment, FoldArtefact, ImageSize, TuneArtefact
 from repaconv.rewrites.presets import DEFAULT, FASTEST, NAMED, OFFICIAL
@@ -104,7 +104,8 @@ def require_known_preset(form: str | Path) -> None:
     if str(form) not in NAMED and not Path(form).is_file():
         raise UsageProblem(
             f"{form} is neither a rewrite preset nor a file.",
-            hint=f"Known presets: {', '.join(NAMED)}; or give a result file of `repaconv tune`.",
+            hint=f"{did_you_mean(str(form), NAMED)}Known presets: {', '.join(NAMED)}; or give a result file of "
+            "`repaconv tune`.",
             code="form.unknown",
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import plugins, run_folder
-from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem, did_you_mean
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import cache_folder, canonical_json, lock_folder, sha256_of, sha256_of_bytes, write_artefact
 from repaconv.core.progress import Progress, silent
@@ -299,7 +299,7 @@ def _require_valid(options: TuneOptions) -> None:
     if options.objective not in OBJECTIVES:
         raise UsageProblem(
             f"unknown objective {options.objective!r}.",
-            hint=f"Known objectives: {', '.join(OBJECTIVES)}.",
+            hint=f"{did_you_mean(options.objective, OBJECTIVES)}Known objectives: {', '.join(OBJECTIVES)}.",
             code="objective",
         )
     if Budget.of(options).is_limited and not (options.inputs or options.images):

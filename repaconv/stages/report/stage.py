@@ -233,7 +233,11 @@ def _results_of_stage(folder: Path, stage: str, kind: type) -> list:  # type: ig
 
 def _not_verified(folded: FoldArtefact, held: _CurrentResults, links: list[Link]) -> list[str]:
     """Return what was not verified or measured, so that its absence is not read as a pass."""
-    found = [f"{link.name} was not run ({link.note})" for link in links if link.verdict == "not verified"]
+    open_links = [link for link in links if link.verdict == "not verified"]
+    found = [
+        f"{each.name} {'was not run' if each.reason == 'not_run' else 'is not verified'} ({each.note})"
+        for each in open_links
+    ]
     if held.verified is None:
         found.append("these weights were not verified (repaconv verify)")
     else:
@@ -247,7 +251,7 @@ def _not_verified(folded: FoldArtefact, held: _CurrentResults, links: list[Link]
     if not held.benches:
         found.append("no latency was measured (repaconv bench)")
     doubted = [each for each in held.benches if each.quality.verdict != "trusted"]
-    found += [f"the latency on {each.target} is {each.quality.verdict}" for each in doubted]
+    found += [f"the latency on {each.target} in {each.precision} is {each.quality.verdict}" for each in doubted]
     source = Path(folded.origin.path)
     if not is_unchanged(source, folded.origin.sha256):
         found.append(f"the {folded.origin_kind} {source.name} is missing or changed: this page cannot be reproduced")

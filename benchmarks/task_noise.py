@@ -40,7 +40,7 @@ from repaconv.stages.shared.lower_precision import to_precision  # noqa: E402
 from repaconv.stages.shared.target_lookup import load_target  # noqa: E402
 from repaconv.tasks.contract import NetworkFacts  # noqa: E402
 from repaconv.tasks.evaluation import Evaluation  # noqa: E402
-from repaconv.tasks.recognition import Choice  # noqa: E402
+from repaconv.tasks.task_of_network import Choice  # noqa: E402
 from repaconv.verification.comparison import Comparison  # noqa: E402
 from repaconv.verification.model_runners import load_onnx  # noqa: E402
 from repaconv.verification.tolerances import tolerance, verdict_by  # noqa: E402

@@ -22,8 +22,8 @@ from repaconv.tasks.contract import NetworkFacts
 from repaconv.tasks.detection import Labeled
 from repaconv.tasks.evaluation import Evaluation, _bootstrap, _interval
 from repaconv.tasks.labels import coco_images, label_array
-from repaconv.tasks.recognition import Choice, by_outputs
 from repaconv.tasks.segmentation import Segmentation
+from repaconv.tasks.task_of_network import Choice, by_outputs
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.comparison import Comparison, link_between
 from repaconv.verification.input_batches import Batch, Inputs

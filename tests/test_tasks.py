@@ -26,10 +26,10 @@ from repaconv.tasks.embedding import Embedding
 from repaconv.tasks.evaluation import TASKS, Evaluation
 from repaconv.tasks.keypoints import Keypoints
 from repaconv.tasks.labels import coco_images
-from repaconv.tasks.recognition import ARCHITECTURES, Choice, by_architecture, by_outputs, task_named
 from repaconv.tasks.restoration import Restoration, ssim
 from repaconv.tasks.rotated_boxes import rotated_ious
 from repaconv.tasks.segmentation import Segmentation
+from repaconv.tasks.task_of_network import ARCHITECTURES, Choice, by_architecture, by_outputs, task_named
 from repaconv.tasks.text_recognition import TextRecognition, edit_distance
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.comparison import Comparison

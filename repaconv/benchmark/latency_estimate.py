@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from repaconv.benchmark.machine_fingerprint import fingerprint
-from repaconv.benchmark.product_graphs import opened, product_graph
+from repaconv.benchmark.peak_throughput_graphs import opened, product_graph
 from repaconv.core.errors import UsageProblem
 from repaconv.graph.compute_costs import Work
 from repaconv.results import Limits, NodeEstimate

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from repaconv.benchmark.product_graphs import opened, product_graph
+from repaconv.benchmark.peak_throughput_graphs import opened, product_graph
 from repaconv.graph.operator_facts import ARITHMETIC, MOVES, REDUCTIONS, UNARY
 from repaconv.results import Bandwidth, LayerGroup, ProductPeak, Roofline
 

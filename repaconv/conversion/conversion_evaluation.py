@@ -10,7 +10,7 @@ from repaconv.conversion.plain_vit import map_batches
 from repaconv.results import Link, Tolerance, Tried
 from repaconv.tasks.contract import NetworkFacts
 from repaconv.tasks.evaluation import Evaluation as TaskEvaluation
-from repaconv.tasks.recognition import Choice
+from repaconv.tasks.task_of_network import Choice
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.comparison import link_between
 

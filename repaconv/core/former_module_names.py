@@ -353,6 +353,7 @@ FORMER = {
     "methods.riformer.paper": "methods.riformer.paper_equations",
     "methods.riformer.published": "methods.riformer.published_models",
     "methods.riformer.reading": "methods.riformer.checkpoint_reading",
+    "benchmark.product_graphs": "benchmark.peak_throughput_graphs",
     "core.deprecation": "deprecation",
     "onnx_export.quantization_layer_groups": "onnx_export.fp32_layer_selection",
     "rewrites.speed.attention_as_matrices": "rewrites.speed.combined_query_key_weights",
@@ -361,6 +362,7 @@ FORMER = {
     "stages.shared.common_options stages.shared.option_dataclasses method_api.settings",
     "stages.shared.option_definitions": "stages.shared.option_dataclasses",
     "stages.tune.loss_evaluation": "stages.tune.accuracy_loss",
+    "tasks.recognition": "tasks.task_of_network",
 }
 """Former module name to the current one, without ``repaconv.``; several names if a module was split."""
 

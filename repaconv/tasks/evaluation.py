@@ -26,9 +26,9 @@ from repaconv.tasks.depth import Depth
 from repaconv.tasks.detection import Detection
 from repaconv.tasks.embedding import Embedding
 from repaconv.tasks.keypoints import Keypoints
-from repaconv.tasks.recognition import UNKNOWN, Choice, by_outputs
 from repaconv.tasks.restoration import Restoration
 from repaconv.tasks.segmentation import Segmentation
+from repaconv.tasks.task_of_network import UNKNOWN, Choice, by_outputs
 from repaconv.tasks.text_recognition import TextRecognition
 
 TASKS: dict[TaskName, type[Task]] = {

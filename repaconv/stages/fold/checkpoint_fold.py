@@ -22,7 +22,7 @@ from repaconv.stages.shared.file_hash_check import read_hashed
 from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.stages.shared.safetensors_weights import write_weights
-from repaconv.tasks.recognition import task_named
+from repaconv.tasks.task_of_network import task_named
 
 if TYPE_CHECKING:
     from repaconv.backbones.parameter_and_mac_counts import Norms

@@ -17,7 +17,7 @@ from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.fetched_files import local_path
 from repaconv.stages.shared.file_hash_check import read_hashed
 from repaconv.stages.shared.option_dataclasses import options_of, renamed, setting_text, validated
-from repaconv.tasks.recognition import task_named
+from repaconv.tasks.task_of_network import task_named
 
 if TYPE_CHECKING:
     from torch import nn

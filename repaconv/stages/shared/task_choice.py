@@ -15,7 +15,7 @@ from repaconv.results import NetworkFold
 from repaconv.stages.shared.input_selection import preprocessing_for
 from repaconv.tasks.contract import NetworkFacts
 from repaconv.tasks.labels import coco_images, label_array, mask_files, read_mask
-from repaconv.tasks.recognition import Choice, by_architecture, by_outputs, task_named
+from repaconv.tasks.task_of_network import Choice, by_architecture, by_outputs, task_named
 from repaconv.verification.image_files import frame, image_files, image_size
 from repaconv.verification.tolerances import LOSSY
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Session
     from repaconv.sources.source_model import SourceModel
     from repaconv.tasks.evaluation import Evaluation
-    from repaconv.tasks.recognition import Choice
+    from repaconv.tasks.task_of_network import Choice
     from repaconv.verification.input_batches import Batch, Inputs
 
 SMALLEST_SHARE = 0.001

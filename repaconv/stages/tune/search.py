@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from repaconv.engines.targets import Target
     from repaconv.graph.rewrite_contract import Rewrite
     from repaconv.tasks.evaluation import Evaluation
-    from repaconv.tasks.recognition import Choice
+    from repaconv.tasks.task_of_network import Choice
 
 
 # The search

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from repaconv.sources.source_model import SourceModel
     from repaconv.stages.tune.search import Trial
     from repaconv.stages.tune.speed_prediction import Observation
-    from repaconv.tasks.recognition import Choice
+    from repaconv.tasks.task_of_network import Choice
     from repaconv.verification.input_batches import Inputs
 
 

@@ -504,11 +504,11 @@ def test_a_lossy_link_says_what_its_pass_means_at_its_line(tmp_path):
     assert [check.stage for check in checks] == ["export", "verify"]
     line = path.read_text().splitlines().index("[export]") + 1
     assert [check.verdict for check in checks] == ["not verified"] * 2  # as neither was given images
-    assert all("no images" in check.message for check in checks)
+    assert all("only random images" in check.message for check in checks)
     for check in checks:
         assert check.line == line
-        assert "no class that led by more than 5% of the largest logit changed" in check.message
-        assert "accuracy was not looked at" in check.message
+        assert "no prediction with a lead above 5% of the largest logit changed" in check.message
+        assert "accuracy was not measured" in check.message
 
 
 ACTION = HERE.parent / ".github" / "actions" / "gate" / "action.yml"

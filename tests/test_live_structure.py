@@ -338,7 +338,7 @@ class Turn(nn.Module):
         (stay,) = [
             each for each in left if each.startswith("norms remain, since their statistics depend on the input:")
         ]
-        (keep,) = [each for each in left if each.startswith("norms keep a scale or a shift")]
+        (keep,) = [each for each in left if each.startswith("norms keep their scale and shift")]
         assert stay.count("LayerNormalization") == 2
         assert keep.count("LayerNormalization") == 1
         assert "5/LayerNormalization" in keep.replace("/5/", "5/")

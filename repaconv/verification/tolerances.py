@@ -225,15 +225,15 @@ def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None,
         return "no top-1 predictions to compare: evaluated by cosine and error alone"
     many = _too_many(metrics, allowed)
     lead, flips = f"{allowed.noise:.0%} of the largest logit", metrics.top1_flips_that_matter
-    beyond = f"{flips or 'no'} class{'es' if flips > 1 else ''} that led by more than {lead} changed"
-    within = f"{metrics.top1_flips_within_noise} of {metrics.top1_close} with a smaller lead did"
+    beyond = f"{flips or 'no'} prediction{'s' if flips > 1 else ''} with a lead above {lead} changed"
+    within = f"{metrics.top1_flips_within_noise} of {metrics.top1_close} with a smaller lead changed"
     words = [
         f"{metrics.top1_agreement:.1%} of {metrics.images} top-1 predictions agree",
         beyond + (f", {allowed.flips:.0%} of all is allowed" if many[0] else ""),
         within + (f", {allowed.flips_within_noise:.0%} is allowed and chance explains no more" if many[1] else ""),
     ]
     words = words if metrics.top1_close else words[:2]
-    return "; ".join([*words, *([] if accuracy else ["accuracy was not looked at"])])
+    return "; ".join([*words, *([] if accuracy else ["accuracy was not measured: no labels"])])
 
 
 def verdict_of(links: Iterable[Link]) -> Verdict:

@@ -97,7 +97,7 @@ def unfolded_operators(model: ir.Model) -> Iterator[str]:
 
 
 def _norms(model: ir.Model) -> Iterator[str]:
-    """Report the norms that remain, and which of them keep a scale or a shift."""
+    """Report the norms that remain, and which of them keep their scale and shift."""
     names, affine = [], []
     for node in model.graph:
         if node.op_type in (*ROW_NORMS, *IMAGE_NORMS):
@@ -117,8 +117,8 @@ def norms_remain(names: Sequence[str], affine: Sequence[str]) -> Iterator[str]:
         yield f"norms remain, since their statistics depend on the input: {'; '.join(names)}"
     if affine:
         yield (
-            "norms keep a scale or a shift, since layers other than linear ones and unpadded convolutions read them, "
-            f"or folding it would enlarge the graph: {'; '.join(affine)}"
+            "norms keep their scale and shift, since not only linear layers and unpadded convolutions read them, or "
+            f"since folding it would enlarge the graph: {'; '.join(affine)}"
         )
 
 

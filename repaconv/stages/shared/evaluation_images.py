@@ -18,8 +18,7 @@ EXPORT_AGAIN = "export again, or give verify --inputs or --images"
 MAX_IMAGES = 64
 """Largest number of images on which `bench` and `build` compare outputs."""
 NO_IMAGES = (
-    "no images: random ones show little of a lossy model, and its export had no others; give export or verify --inputs "
-    "or --images"
+    "only random images, which show little of a lossy model: give yours to export or verify, with --inputs or --images"
 )
 """Why a lossy model that passes on random images is not verified."""
 

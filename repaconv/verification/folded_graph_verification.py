@@ -381,7 +381,9 @@ class _GraphComparison:
     @property
     def _inputs_text(self) -> str:
         """Describe the inputs, and how many of them are evaluated in float64."""
-        others = f"in float64 for {len(self.chosen)} of {len(self.probes.feeds)} inputs" if self._others else ""
+        others = (
+            f"{len(self.chosen)} of {len(self.probes.feeds)} inputs also computed in float64" if self._others else ""
+        )
         return "; ".join(filter(None, [others, self.probes.description]))
 
     def _inputs_for_float64(self, differ: Collection[str], constant: Collection[str]) -> Sequence[Feeds]:

@@ -909,6 +909,17 @@ def test_the_time_to_write_a_graph_is_known_though_counting_its_macs_has_written
     assert costs.seconds([another], 6) - costs.seconds([another], 6, written=True) >= 1
 
 
+def test_the_search_starts_from_the_whole_default_preset(tmp_path):
+    """`rows-throughout` finds nothing in the graph as exported, only the Gemms of `linear-as-gemm`."""
+    package.fold(models.checkpoint("repavit"), out="run")
+    source_model = source_model_of(run_folder.Run(Path("run")))
+    names = sorted(plugins.registered(plugins.REWRITES))
+    graphs = candidates.Candidates(source_model, names, None, tmp_path, lambda *_: None)
+    start = graphs.trial(Deployment(target="x86-64", runtime="onnxruntime", rewrites=()), ()).start
+    assert start.rewrites == package.export("run").rewrites
+    assert "rows-throughout" in start.rewrites
+
+
 def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
     ckpt = saved("first.pth", 1)
     assert package.fold(ckpt, num_heads=3, preset="official").rewrites == ()

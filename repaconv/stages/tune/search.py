@@ -769,7 +769,11 @@ class Candidates:
             self.progress("tune: choose the rewrites that apply", 0, 0)
             known = chosen(self.names, device.newest).rewrites
             fitting = sorted(known, key=lambda rewrite: (rewrite.order, rewrite.name))
-            rewrites = {rewrite.name: rewrite for rewrite in fitting if rewritten(graph.model, [rewrite])[1]}
+            usual = default_rewrites(device, self.source_model.folded.called)
+            # Some rewrites of the default preset find only what others of it have written.
+            together = rewritten(graph.model, [rewrite for rewrite in fitting if rewrite.name in usual])[1]
+            used = {change.rewrite for change in together}
+            rewrites = {each.name: each for each in fitting if each.name in used or rewritten(graph.model, [each])[1]}
             self.known[str(spec)] = Graphs(graph.model, rewrites)
         return self.known[str(spec)]
 

@@ -473,7 +473,7 @@ def test_what_does_not_run_on_a_worker_is_left_with_the_reason():
         return {name: "it does not run on a: why" if name == sent[0] else ratio_of(1.0) for name in others}
 
     done = package.tune(saved("first.pth", 1), settings=SET, measurer=first_fails)
-    (row,) = (row for row in done.candidates if row.description == "left: it does not run on a: why")
+    (row,) = (row for row in done.candidates if row.description == "skipped: it does not run on a: why")
     assert row.ratio is None
     assert len(sent) > 1
     assert any(row.ratio for row in done.candidates)
@@ -848,7 +848,7 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
     assert accuracy_loss.final_rows(held, Judged("not asked"), exact) == (held, None)
     faster = Candidate(deployment=other.model_copy(update={"threads": 2}), ratio=ratio_of(1.3), description="measured")
     wrong = Candidate(
-        deployment=other.model_copy(update={"threads": 3}), ratio=ratio_of(1.4), description="left: wrong"
+        deployment=other.model_copy(update={"threads": 3}), ratio=ratio_of(1.4), description="skipped: wrong"
     )
     in_time = accuracy_loss.final_rows([*rows, wrong, faster], Judged("too much"), exact)[0]
     assert (in_time[0].deployment, in_time[0].description) == (faster.deployment, "the best exact one")
@@ -1063,7 +1063,7 @@ def test_what_is_tuned_for_another_runtime_is_exported_and_measured_as_it_was(re
     package.fold(tiny)
     done = package.tune(runtimes=["openvino"], rewrites=["bias-forward"], rounds=2)
     assert {row.deployment.runtime for row in done.candidates} == {"onnxruntime", "openvino"}
-    assert all(row.ratio or row.description.startswith(("left", "the baseline")) for row in done.candidates)
+    assert all(row.ratio or row.description.startswith(("skipped", "the baseline")) for row in done.candidates)
     other = {"target": "x86-64-openvino", "runtime": "openvino"}
     way = done.baseline.model_copy(update=other)
     write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": way}))
@@ -1102,7 +1102,7 @@ def test_what_is_lossy_on_another_runtime_is_exported_built_measured_and_gated(r
     asked = {"rewrites": ["bias-forward"], "rounds": 2, "max_disagreement": 1.0, "inputs": "x.npz"}
     done = package.tune(runtimes=["openvino"], **asked)
     assert {row.deployment.runtime for row in done.candidates} == {"onnxruntime", "openvino"}
-    assert all(row.ratio or row.description.startswith(("left", "the baseline")) for row in done.candidates)
+    assert all(row.ratio or row.description.startswith(("skipped", "the baseline")) for row in done.candidates)
     multiplies = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     way = done.baseline.model_copy(
         update={

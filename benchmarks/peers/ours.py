@@ -67,7 +67,7 @@ def fastest(found: TuneArtefact, taken: Callable[[Deployment], bool]) -> Deploym
     if found.ratio is not None and taken(found.deployment):
         return found.deployment
     rows = [row for row in found.candidates if row.ratio is not None and taken(row.deployment)]
-    rows = [row for row in rows if not row.description.startswith("left")]
+    rows = [row for row in rows if not row.description.startswith(("skipped", "left"))]
     for least in (_most(rows), MIDDLE, 0):
         if several := [row for row in rows if row.rounds >= least]:
             return max(several, key=_gain).deployment
@@ -80,7 +80,7 @@ def by_runtime(found: TuneArtefact) -> dict[str, dict[str, Any]]:
     for runtime in dict.fromkeys(row.deployment.runtime for row in found.candidates):
         rows = [row for row in found.candidates if row.deployment.runtime == runtime]
         rows = [row for row in rows if row.deployment.precision == "fp32" and row.deployment != found.baseline]
-        timed = [row for row in rows if row.ratio is not None and not row.description.startswith("left")]
+        timed = [row for row in rows if row.ratio is not None and not row.description.startswith(("skipped", "left"))]
         best = max((row for row in timed if row.rounds == _most(timed)), key=_gain, default=None)
         if best is not None and best.ratio is not None:
             ratio = [round(value, 4) for value in (best.ratio.median, best.ratio.low, best.ratio.high)]

@@ -211,7 +211,7 @@ def _why_slower(row: Row) -> str:
         return ""
     chosen = row["ways"][exact["ours"]]["runtime"]
     if "left" in found:
-        return f"`tune` did not take {runtime}: {found['left'].removeprefix('left: ')}"
+        return f"`tune` did not take {runtime}: {found['left'].removeprefix('left: ').removeprefix('skipped: ')}"
     speed = f"in the search, the speedup of {runtime} over the baseline was {_interval(found['ratio'])}"
     if chosen == runtime:
         return f"{speed}, and it was chosen"

@@ -91,9 +91,9 @@ class LossEvaluation:
             except RepaconvError as problem:
                 if problem.code.startswith("labels."):  # nothing of this configuration
                     raise
-                self.losses[key] = Loss(None, None, f"left: {problem.message}")
+                self.losses[key] = Loss(None, None, f"skipped: {problem.message}")
             except Exception as error:  # each runtime raises classes of its own
-                self.losses[key] = Loss(None, None, f"left: it does not run: {first_line(error)}")
+                self.losses[key] = Loss(None, None, f"skipped: it does not run: {first_line(error)}")
         return self.losses[key]
 
     def too_slow(self, left_s: float) -> str:
@@ -267,7 +267,7 @@ class LossEvaluation:
         links = compared.links(precision, "ONNX, float32")
         link = links[-1]
         if link.task is None:
-            return Loss(None, None, f"left: {link.note}")
+            return Loss(None, None, f"skipped: {link.note}")
         text = next((f"{each.verdict} as a link" for each in links if each.verdict != "passed"), "")
         return Loss(link.task.disagreement, link, self._too_much(link.task.disagreement, link) or text)
 
@@ -298,7 +298,8 @@ def final_rows(
     loss = evaluation.final_loss(rows[0].deployment)
     if not loss.rejection:
         return rows, loss
-    exact = [row for row in rows[1:] if row.deployment.precision == "fp32" and not row.description.startswith("left")]
+    measured = [row for row in rows[1:] if not row.description.startswith("skipped")]
+    exact = [row for row in measured if row.deployment.precision == "fp32"]
     shown = {row.deployment: row.ratio.median for row in exact if row.ratio is not None and row.ratio.low > 1}
     exact = sorted((row for row in exact if row.deployment in shown), key=lambda row: -shown[row.deployment])
     exact += [row for row in rows if row.deployment == baseline]

@@ -306,7 +306,7 @@ class _Rows:
         winner = max(shown, key=self.speedup, default=self.baseline)
         best = self.found[winner].ratio
         taken = "the fastest" if best is None or best.conclusive else "taken; its measurement is not conclusive"
-        self.record(winner, description=taken if shown else "the baseline; nothing is shown to be better")
+        self.record(winner, description=taken if shown else "the baseline; nothing was shown to be faster")
         return [self.found.pop(winner), *self.found.values()]
 
 
@@ -599,11 +599,13 @@ class _Search:
         gains, _ = self._predicted(starts) if starts else ([], [])
         for start, gain in zip(starts, gains, strict=True):
             if start not in self.dropped:
-                why = "left: the budget was spent" if start in self.late else "left: not expected to be the fastest"
+                why = (
+                    "skipped: the budget was spent" if start in self.late else "skipped: not expected to be the fastest"
+                )
                 self.rows.record(start, expected=math.exp(gain), description=why)
         for way, row in self.rows.found.items():
             if not row.description:
-                self.rows.record(way, description="left: it does not run")
+                self.rows.record(way, description="skipped: it does not run")
 
 
 def _lossy(deployment: Deployment) -> Lossy:

@@ -87,7 +87,7 @@ class LocalMeasurement:
         found = measure(entrants, Protocol(rounds, warmup_rounds=2, seed=self.seed, cores=self.cores))
         called = {"subject": "deployment", "other": "baseline"}
         return {
-            each: f"left: {_reason(found.failed[name])}"
+            each: f"skipped: {_reason(found.failed[name])}"
             if name in found.failed
             else found.ratio(name, names[self.baseline]).model_copy(update=called)
             for each, name in names.items()
@@ -158,12 +158,12 @@ class WorkerMeasurement:
             for each, path in paths.items()
             if each.precision == "fp32"
         }
-        wrong = {each: f"left: {refusal.message}" for each, refusal in refused.items() if refusal is not None}
+        wrong = {each: f"skipped: {refusal.message}" for each, refusal in refused.items() if refusal is not None}
         names = {f"{each.precision}-{path.stem[:16]}": each for each, path in paths.items() if each not in wrong}
         others = {name: paths[each] for name, each in names.items()}
         reference = self.graphs.path(self.baseline)
         found = self.measurer(reference, others, rounds, image_size=self.image_size) if others else {}
-        why = {names[name]: f"left: {reason}" for name, reason in found.items() if isinstance(reason, str)}
+        why = {names[name]: f"skipped: {reason}" for name, reason in found.items() if isinstance(reason, str)}
         return {**wrong, **why, **{names[name]: ratio for name, ratio in found.items() if isinstance(ratio, Ratio)}}
 
 
@@ -408,7 +408,7 @@ class MeasurementLog:
         """Save all results so far, including those of configurations that are equal."""
         self.left |= {each: self.left[first] for each, first in same.items() if first in self.left}
         equal = [each for each, first in same.items() if first == self.baseline != each]
-        self.left |= dict.fromkeys(equal, "left: the same as the baseline")
+        self.left |= dict.fromkeys(equal, "skipped: the same as the baseline")
         self.rows |= {_key(each): self.rows[_key(first)] for each, first in same.items() if _key(first) in self.rows}
         self.deployments |= {_key(each): each for each in (*same, *same.values()) if _key(each) in self.rows}
         plain = {

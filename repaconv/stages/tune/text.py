@@ -69,7 +69,7 @@ def _accuracy_change(link: Link | None) -> str:
 def _shown(done: TuneArtefact) -> list[Candidate]:
     """The winner, then the others by speed; all with -v, else the first of those that were more than measured once."""
     winner, *others = done.candidates
-    others = [row for row in others if row.ratio or row.link or row.description.startswith("left")]
+    others = [row for row in others if row.ratio or row.link or row.description.startswith(("skipped", "left"))]
     others.sort(key=lambda row: -(row.ratio.median if row.ratio else 0.0))
     if is_verbose():
         return [winner, *others]

@@ -330,6 +330,11 @@ def test_threads_of_a_verification_do_not_compute_while_they_wait():
         settings_for(SessionSpec(threads=2)).get_session_config_entry(entry)
 
 
+def test_sessions_of_a_verification_have_no_pool_of_memory_of_their_own():
+    assert not settings_for(SessionSpec(lean=True)).enable_cpu_mem_arena
+    assert settings_for(SessionSpec()).enable_cpu_mem_arena
+
+
 def test_what_is_quickly_within_the_tolerance_is_so_in_the_comparison():
     random = np.random.default_rng(0)
     quick = 0

@@ -120,9 +120,6 @@ class OrtSession:
         self.inputs = tuple(map(_port, self._session.get_inputs()))
         self.outputs = tuple(map(_port, self._session.get_outputs()))
         self._names = [output.name for output in self.outputs]
-        self._how = onnxruntime.RunOptions()
-        if spec.lean:
-            self._how.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self.options = {
             "intra_op_num_threads": str(spec.threads),
             "inter_op_num_threads": "1",
@@ -136,7 +133,7 @@ class OrtSession:
         """See `repaconv.engines.contract.Session`."""
         run = self._free.get()
         try:
-            return dict(zip(self._names, run(self._names, feeds, self._how), strict=True))
+            return dict(zip(self._names, run(self._names, feeds), strict=True))
         finally:
             self._free.put(run)
 
@@ -270,8 +267,11 @@ def settings_for(spec: SessionSpec) -> Any:
     settings.intra_op_num_threads = spec.threads
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 4  # errors are also raised
-    if spec.lean:  # threads that wait for work would compute as long as the one that works
+    if spec.lean:
+        # threads that wait for work would compute as long as the one that works
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # ONNX Runtime's own pool of memory grows in powers of two, and is not shared with other sessions
+        settings.enable_cpu_mem_arena = settings.enable_mem_pattern = False
     if spec.no_prepacking:
         settings.add_session_config_entry("session.disable_prepacking", "1")
     if spec.as_written:

@@ -30,25 +30,25 @@ from repaconv.rewrites.speed import (
     attention_operator,
     channel_padding,
     combined_query_key_weights,
+    concat_of_split_parts,
     cubic_resize,
     gate_broadcast,
     global_pooling,
     layernorm_to_rmsnorm,
     linear_layer_grouping,
-    norm_layouts,
     patch_embedding,
     rotary_embedding_operator,
     silu_as_quotient,
     slow_onnxruntime_kernels,
     split_convolutions,
-    split_parts,
     split_transposes,
     token_gather,
+    whole_sample_norms,
     winograd_convolutions,
 )
 from repaconv.rewrites.speed import bias_moves as biases
-from repaconv.rewrites.speed import redundant_transposes as moves
 from repaconv.rewrites.speed import token_matrix_gemm as rows
+from repaconv.rewrites.speed import transposed_product_factors as moves
 from repaconv.verification.float64_graphs import Float64
 
 MODULES = (
@@ -58,7 +58,7 @@ MODULES = (
         biases,
         layernorm_to_rmsnorm,
         split_convolutions,
-        split_parts,
+        concat_of_split_parts,
         silu_as_quotient,
         slow_onnxruntime_kernels,
         cubic_resize,
@@ -67,7 +67,7 @@ MODULES = (
         combined_query_key_weights,
         token_gather,
     ),
-    *(moves, norm_layouts, channel_padding, patch_embedding, global_pooling, rows, winograd_convolutions),
+    *(moves, whole_sample_norms, channel_padding, patch_embedding, global_pooling, rows, winograd_convolutions),
     split_transposes,
 )
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}

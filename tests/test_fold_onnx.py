@@ -504,6 +504,17 @@ def test_neutral_constants_between_what_is_not_linear(operator, number):
         assert found == ["Conv", "Sigmoid", *([kind] if other or len(ones) > 4 else []), "Tanh"]  # 5 axes: it repeats
 
 
+@pytest.mark.parametrize("batch", [2, 1])
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_constant_mask_that_hides_nothing(hidden, batch):
+    """As that of padding in Mask2Former, if the images have none."""
+    rows = [("Conv", "x k", "1"), ("Mul", "1 s", "2"), ("Sigmoid", "2", "3")]
+    rows += [("Where", "m 3 o" if hidden else "m o 3", "4"), ("Tanh", "4", "y")]
+    weights = {"k": normal(4, 3, 1, 1), "s": normal(4, 1, 1), "m": np.full((batch, 1, 4, 1), hidden)}
+    model = graph(rows, weights | {"o": np.zeros(())}, {"x": (1, 3, 4, 4)})
+    assert folded(model, normal(1, 3, 4, 4)) == ["Conv", "Sigmoid", *(["Where"] if batch > 1 else []), "Tanh"]
+
+
 def test_views_in_series_that_would_take_too_many_axes_together_are_shortened_in_parts():
     """As Hiera sorts tokens: by halves of height and width, three times. In one Transpose that takes ten axes."""
     weights, rows, value = {"s": normal(4)}, [("Mul", "x s", "m"), ("Mul", "m s", "n"), ("Relu", "n", "v0")], "v0"

@@ -1,5 +1,5 @@
 """Remove nodes whose output is their input: Casts to the same type, selections of everything, sums with zeros, products
-with ones.
+with ones, masks that hide nothing.
 
 So is the guard that PyTorch's exporter writes after the softmax of attention, Where(IsNaN(p), 0, p), unless a mask may
 hide all keys of a query. A product counts as finite; if it overflows, p is NaN, as it is if the guard is not exported.
@@ -53,6 +53,9 @@ def _unchanged_input(node: ir.Node) -> ir.Value | None:
         others = zip(node.inputs, node.inputs[::-1] if commutes else node.inputs[1:], strict=False)
         number = _NEUTRAL[node.op_type]
         return next((x for x, other in others if _has_shape_of_output(x, node) and _all_equal(other, number)), None)
+    if node.op_type == "Where" and (chosen := constant(node.inputs[0])) is not None:
+        found = None if not chosen.size else node.inputs[1] if chosen.all() else node.inputs[2]
+        return found if (chosen.all() or not chosen.any()) and _has_shape_of_output(found, node) else None
     if node.op_type == "Where":
         x, test = node.inputs[2], made_by(node.inputs[0], "IsNaN")
         guards = test is not None and test.inputs[0] is x and _has_shape_of_output(x, node)

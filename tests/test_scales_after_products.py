@@ -66,6 +66,21 @@ def test_scaled_queries_that_are_read_without_the_scale(layers, scaled):
     assert not {"Mul", "Div"} & {*kinds(*rows, outputs=("y", "y2"))}
 
 
+@pytest.mark.parametrize("scaled", [("Mul", "t s", "u"), ("Mul", "s t", "u"), ("Div", "t s", "u")])
+@pytest.mark.parametrize("added", [("Add", "q2 c", "t"), ("Sub", "c q2", "t"), ("Sub", "q2 c", "t")])
+def test_positions_around_which_deformable_attention_samples(added, scaled):
+    rows = [START, *LAYERS[:2], ("Reshape", "q1 heads", "q2"), added, scaled, ("Sub", "u one", "r"), ("Sin", "r", "y")]
+    found = kinds(*rows, c=RANDOM.standard_normal((5, 1, 3)), one=np.array(1.0))
+    assert found[:4] == ["Tanh", "MatMul", "Add", "Reshape"]
+    assert found[4:] in (["Add", "Sin"], ["Sub", "Sin"])
+
+
+def test_positions_that_are_read_elsewhere_stay():
+    rows = [START, *LAYERS[:2], ("Reshape", "q1 heads", "q2"), ("Add", "q2 c", "t"), ("Mul", "t s", "u")]
+    rows += [("Sin", "u", "y"), ("Reshape", "x heads", "x2"), ("Mul", "x2 c", "y2")]
+    assert "Mul" in kinds(*rows, outputs=("y", "y2"), c=RANDOM.standard_normal((5, 1, 3)))[-3:]
+
+
 STAYS = {
     "a factor for each head": {"scaled": ("Mul", "scores two", "scaled")},
     "a number divided by scores": {"scaled": ("Div", "s scores", "scaled")},

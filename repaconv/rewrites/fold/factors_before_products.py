@@ -1,9 +1,10 @@
 """Move a number that multiplies a product of two values, or one of them, to where a layer absorbs the number.
 
-    s (q k^T) = (s q) k^T        s (a * b) = (s a) * b        (s q) k^T = q (s k)^T
+    s (q k^T) = (s q) k^T        s (a * b) = (s a) * b        (s q) k^T = q (s k)^T        s (x + C) = s x + s C
 
 Networks scale attention in several ways. The layer that computes queries or keys takes the number, where only views and
-selections lie between. In SAM, relative positions read the queries without the scale, so that the keys take it.
+selections lie between. In SAM, relative positions read the queries without the scale, so that the keys take it. In
+deformable attention, the positions C around which a layer samples are added before they are scaled.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from repaconv.graph.nodes_and_constants import Writer, is_constant, made_by, nodes_of, only_reader, scalar
+from repaconv.graph.nodes_and_constants import Writer, constant, is_constant, made_by, nodes_of, only_reader, scalar
 from repaconv.graph.operator_facts import IMAGE_NORMS, MOVES, ROW_NORMS, SELECTIONS
 from repaconv.graph.symbolic_shapes import shaped_like, sizes
 
@@ -25,7 +26,8 @@ def move_before_products(model: ir.Model) -> list[tuple[str, str]]:
     Returns:
         Name and operator of each node that multiplied or divided.
     """
-    moved = [node for node in nodes_of(model, "Mul", "Div") if _move(model, node) or _move_over(model, node)]
+    ways = (_move, _move_over, _move_before_sum)
+    moved = [node for node in nodes_of(model, "Mul", "Div") if any(way(model, node) for way in ways)]
     return [(node.name or "", node.op_type) for node in moved]
 
 
@@ -64,6 +66,30 @@ def _move_over(model: ir.Model, node: ir.Node) -> bool:
     scaled = shaped_like(write(node.op_type, other, write.constant(number, like=other)), other)
     product.replace_input_with(at, x)
     product.replace_input_with(1 - at, scaled)
+    return True
+
+
+def _move_before_sum(model: ir.Model, node: ir.Node) -> bool:
+    """Multiply both terms of a sum of a value and a constant that varies along several axes by the number of a node."""
+    numbers = [scalar(value) for value in node.inputs]
+    place = 0 if numbers[0] is None else 1
+    total, number = made_by(node.inputs[place], "Add", "Sub"), numbers[1 - place]
+    if total is None or not number or not math.isfinite(number) or (node.op_type == "Div" and place == 1):
+        return False
+    at = next((at for at, value in enumerate(total.inputs) if is_constant(value)), None)
+    added, x = (None, None) if at is None else (total.inputs[at], total.inputs[1 - at])
+    if at is None or added is None or x is None or len(added.uses()) > 1 or only_reader(total.outputs[0]) is None:
+        return False
+    given, shape = constant(added), sizes(total.outputs[0])
+    if given is None or sum(size > 1 for size in given.shape) < 2 or not shape == sizes(node.outputs[0]) == sizes(x):
+        return False  # the linear graph takes what varies along one axis
+    if not _is_of_layer(x):
+        return False
+    write = Writer(model, total)
+    factor = number if node.op_type == "Mul" else 1 / number
+    total.replace_input_with(at, write.constant(given * factor, like=added))
+    total.replace_input_with(1 - at, shaped_like(write(node.op_type, x, write.constant(number, like=x)), x))
+    Writer(model, node).replace(node.outputs[0], total.outputs[0])
     return True
 
 

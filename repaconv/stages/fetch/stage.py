@@ -13,12 +13,14 @@ from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import Fetched
 from repaconv.sources.named_architectures import WEIGHTS
 from repaconv.stages.shared.fetched_files import FETCHED, address_of, record_of
+from repaconv.stages.shared.option_dataclasses import with_checked_paths
 from repaconv.stages.shared.result_provenance import made_by, with_files
 
 FOLDER = (*WEIGHTS, "config.json", "preprocessor_config.json")
 """Files that are downloaded from a folder; none of them is code."""
 
 
+@with_checked_paths
 def fetch(address: str | Path, *, progress: Progress = silent) -> Fetched:
     """Download a checkpoint, an ONNX file or a Hugging Face folder; `fold`, `convert` take its address.
 

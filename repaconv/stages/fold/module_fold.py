@@ -43,7 +43,7 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
 
     from repaconv.torch_fold.module_calls import keeping_random_states
 
-    _require_foldable(module)
+    require_foldable(module)
     # A trace reads versions, which inference tensors lack.
     with torch.inference_mode(mode=False), keeping_random_states():
         try:
@@ -52,7 +52,7 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
             return _fold_in_parts(module, method, settings, example, error)
 
 
-def _require_foldable(module: nn.Module) -> None:
+def require_foldable(module: nn.Module) -> None:
     """Refuse what is no module with numbers and Python code.
 
     Raises:

@@ -16,7 +16,7 @@ from repaconv.stages.fold.checkpoint_fold import fold_file
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.fetched_files import local_path
 from repaconv.stages.shared.file_hash_check import read_hashed
-from repaconv.stages.shared.option_dataclasses import options_of, renamed, setting_text, validated
+from repaconv.stages.shared.option_dataclasses import options_of, renamed, require_path, setting_text, validated
 from repaconv.tasks.task_of_network import task_named
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def fold(
             that the file lacks.
         UsageProblem: If an option or setting is unknown or malformed, or has no effect on such an input.
     """
+    if isinstance(checkpoint, (str, Path)):
+        require_path("checkpoint", checkpoint)
     arguments = renamed(arguments, FoldOptions)
     example = arguments.pop("example", None)
     known = {name: arguments.pop(name) for name in tuple(arguments) if name in _FILE_OPTIONS}
@@ -102,8 +104,9 @@ def fold(
     known.pop("arch", None)
     if isinstance(checkpoint, (str, Path)):
         return _fold_checkpoint(Path(checkpoint), method, settings, known)
-    from repaconv.stages.fold.module_fold import fold_live
+    from repaconv.stages.fold.module_fold import fold_live, require_foldable
 
+    require_foldable(checkpoint)
     if known:
         raise UsageProblem(
             f"{', '.join(known)} is for checkpoint files, and this is a live module.",

@@ -19,6 +19,7 @@ from repaconv.stages.fold.layer_correspondence import with_layers
 from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.fetched_files import local_weights
 from repaconv.stages.shared.file_hash_check import read_hashed, require_pinned
+from repaconv.stages.shared.option_dataclasses import with_checked_paths
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # Checkpoints
 
 
+@with_checked_paths
 def inspect(
     checkpoint: str | Path,
     *,
@@ -130,6 +132,7 @@ BUILD_FIELDS = ("runtime", "target", "precision", "verdict")
 NOT_CHECKPOINTS = (".onnx", ".ort", ".engine", ".plan", ".blob")
 
 
+@with_checked_paths
 def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
     """Describe an ONNX file or an engine by its bytes; nothing in it is loaded or run.
 

@@ -16,6 +16,7 @@ from repaconv.results import Claim, Fact, Inspection, NewRecipe
 from repaconv.sources.named_architectures import of_folder
 from repaconv.stages.inspect.stage import inspect
 from repaconv.stages.shared.fetched_files import address_of, local_path
+from repaconv.stages.shared.option_dataclasses import with_checked_paths
 
 DEFAULT_SOURCE = "default of the official code"
 """Start of the source of a fact that neither the tensors nor the file contain."""
@@ -41,6 +42,7 @@ precisions = ["fp32"]          # "fp16", "bf16" and "int8" are lossy; their rang
 """
 
 
+@with_checked_paths
 def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progress: Progress = silent) -> NewRecipe:
     """Write a recipe for a checkpoint: what was found in it, settings that are missing from it, and all sections.
 

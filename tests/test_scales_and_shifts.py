@@ -488,3 +488,26 @@ def test_channels_that_only_a_layer_with_zeros_reads_are_dropped():
     model = graph(rows, {"w": normal(6, 6), "v": weight}, {"x": (2, 4, 6)})
     after, _ = rewritten(model, FOLDS)
     assert sorted(tuple(weight.dims) for weight in after.graph.initializer) == [(4, 6), (6, 4)]
+
+
+def test_a_scale_of_a_slice_is_no_change():
+    """It was written again in every round, and every time reported as a change."""
+    rows = [("Mul", "x s", "a"), ("Slice", "a 0 2 axis", "o"), ("Mul", "o u", "p"), ("Add", "p t", "q")]
+    rows += [("ReduceMax", "a axis", "m", {"keepdims": 1}), ("Tanh", "q", "z"), ("Add", "z m", "y")]
+    weights = {"s": normal(6), "u": normal(2), "t": normal(2), **integers(**{"0": [0], "2": [2], "axis": [1]})}
+    assert not rewritten(graph(rows, weights, {"x": (2, 6)}), FOLDS)[1]
+    rows[4] = ("ReduceMax", "x axis", "m", {"keepdims": 1})
+    assert operators(rows, weights, shape=(2, 6)) == ["Add", "Add", "Mul", "ReduceMax", "Slice", "Tanh"]
+
+
+def test_channels_of_zeros_on_both_sides_are_one_pad():
+    rows = [("MatMul", "x w", "a"), ("Tanh", "a", "z"), ("Add", "z t", "o"), ("Pad", "x p", "q")]
+    rows += [("Add", "o q", "s"), ("Sub", "s u", "r"), ("Tanh", "r", "y")]
+    weights = {"w": normal(6, 9), "t": normal(9), "u": normal(9), **integers(p=[0, 1, 0, 2])}
+    assert operators(rows, weights, shape=(2, 6)) == ["Add", "Add", "MatMul", "Pad", "Tanh", "Tanh"]
+
+
+def test_a_scale_of_gathered_channels_with_zeros_stays_one_operator():
+    rows = [("Gather", "x places", "a", {"axis": 1}), ("Mul", "a s", "o"), ("Mul", "o u", "p"), ("Tanh", "p", "y")]
+    weights = {"s": np.array([2.0, 0, 0, -1]), "u": normal(4), **integers(places=[5, 1, 1, 0])}
+    assert operators(rows, weights, shape=(2, 6)) == ["Gather", "Mul", "Tanh"]

@@ -103,7 +103,9 @@ def is_plain(vertex: Vertex, outer: Map, trivial: bool) -> bool:
     inner = next(iter(vertex.inputs.values()))
     if len(vertex.inputs) > 1 or not isinstance(inner, Pick) or vertex.shift is not None:
         return False
-    return inner.is_identity or (inner.is_range and isinstance(outer, Dense))  # a product of a slice
+    if isinstance(outer, Pick):
+        return inner.is_identity or (outer.keeps_places and _has_no_factors(inner) and bool(inner.rows.all()))
+    return inner.is_identity or inner.is_range  # a product of a slice
 
 
 def _has_no_factors(edge: Map) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from repaconv.algebra.channel_maps import Dense, Map, Pick, Vector
 from repaconv.graph.channel_axes import IMAGE, LAST, write_batchnorm
-from repaconv.graph.index_selections import Places, runs_of
+from repaconv.graph.index_selections import Places, are_consecutive, runs_of
 from repaconv.graph.nodes_and_constants import Writer, made_by
 from repaconv.graph.symbolic_shapes import Sizes, set_shape, shaped_like, sizes
 from repaconv.results import Change
@@ -313,12 +313,10 @@ class _Emitter:
         """Write a selection of channels with factors; also returns the shift if it was not included."""
         if edge.is_identity:
             return value, shift
-        if edge.rows.all():
-            chosen, scale = self._chosen(value, edge.index), edge.scale
-        elif edge.keeps_places and (edge.scale[edge.rows] != 1).any():
-            chosen, scale = value, edge.scale
+        if edge.rows.all() or (edge.scale[edge.rows] != 1).any():
+            chosen, scale = self._chosen(value, _filled(edge)), edge.scale
         else:
-            chosen, scale = self._spread(value, edge), np.where(edge.rows, edge.scale, 1.0)
+            chosen, scale = self._spread(value, edge), np.ones(len(edge.scale))
         if (scale == 1).all():
             self.words.append("Slice")
             return chosen, shift
@@ -337,6 +335,9 @@ class _Emitter:
         rows = np.flatnonzero(edge.rows)
         part = self._chosen(value, edge.index[rows])
         pads = [0] * (2 * len(self.shape))
+        if are_consecutive(rows):
+            pads[self.place], pads[self.place + len(self.shape)] = int(rows[0]), len(edge.index) - 1 - int(rows[-1])
+            return self._node("Pad", part, self.write.constant(pads))
         pads[self.place] = 1
         padded = self.write("Pad", part, self.write.constant(pads))  # one channel of zeros in front
         places = np.zeros(len(edge.index), np.int64)
@@ -344,6 +345,14 @@ class _Emitter:
         shape = (*self.shape[: self.place], len(rows) + 1, *self.shape[self.place + 1 :])
         set_shape(padded, shape, part)
         return self._chosen_order(padded, places)
+
+
+def _filled(edge: Pick) -> Places:
+    """The channels that an edge selects, with adjacent ones in place of those that it has zeros for."""
+    rows, places = np.flatnonzero(edge.rows), np.arange(len(edge.index))
+    near = rows[np.minimum(np.searchsorted(rows, places), len(rows) - 1)]
+    found: Places = np.clip(edge.index[near] + places - near, 0, edge.width - 1)
+    return found
 
 
 def _is_uniform(numbers: Vector) -> bool:

@@ -10,19 +10,10 @@ import torch
 import repaconv as rc
 from repaconv.core.errors import RepaconvError, UsageProblem
 
-STAGES = [
-    "verify",
-    "export",
-    "bench",
-    "report",
-    "save",
-    "inspect",
-    "inspect_file",
-    "tune",
-    "new_recipe",
-    "fetch",
-    "run",
-]
+STAGES = (
+    *("verify", "export", "bench", "report", "save", "inspect"),
+    *("inspect_file", "tune", "new_recipe", "fetch", "run"),
+)
 
 
 @pytest.mark.parametrize("name", STAGES)

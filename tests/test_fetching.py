@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import fsspec
@@ -101,3 +103,15 @@ def test_a_branch_becomes_the_commit_that_it_stands_for(monkeypatch, tiny):
     assert asked == [("owner/name", "main")]
     assert fetched.revision == commit
     assert local_path("hf://owner/name@main").name == f"name@{commit}"
+
+
+def test_a_protocol_that_wants_a_package_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    for name in [name for name in sys.modules if name.startswith("fsspec.implementations.http")]:
+        monkeypatch.delitem(sys.modules, name)
+    registry = importlib.import_module("fsspec.registry")._registry
+    for protocol in {"http", "https"} & registry.keys():
+        monkeypatch.delitem(registry, protocol)
+    with pytest.raises(EnvironmentProblem, match='requires "requests" and "aiohttp" to be installed') as caught:
+        rc.fetch("http://127.0.0.1:9/x.pth")
+    assert caught.value.code == "address.package"

@@ -270,6 +270,7 @@ def test_a_wrong_recipe_is_told_by_its_line(tmp_path):
         ('checkpoint = "c"\n[verify]\ncheckpoints = 1\n', r"r\.toml:3:1: verify\.checkpoints: unknown key"),
         ('checkpoint = "c"\n[bench]\nrounds = 10\nmax_regression = "5%"\n', r"r\.toml:4:1: bench\.max_regression"),
         ('checkpoint = "c\n', r"r\.toml:1:\d+: this is not TOML"),
+        (f"a = {'[' * 5000}{']' * 5000}", r"r\.toml:1:1: this is not TOML: arrays or tables are nested too deep"),
         ('checkpoint = "c"\n[verify]\ninputs = "x.npz"\ncount = 4\n', r"r\.toml:4:1: verify\.count would do nothing"),
         ('checkpoint = "c"\n[bench]\nrequire = true\n', r"r\.toml:3:1: bench\.require would do nothing"),
     ):

@@ -79,6 +79,8 @@ def parse_toml(text: str, where: str, what: str) -> tuple[dict[str, Any], Positi
         last = len(text.splitlines()) or 1
         at = Position(int(found[1]), int(found[2]), where) if found else Position(last, 1, where)
         raise InvalidToml(message[:1].lower() + message[1:], at, f"{what}.invalid") from error
+    except RecursionError as error:
+        raise InvalidToml("arrays or tables are nested too deep", Position(1, 1, where), f"{what}.invalid") from error
 
 
 def key_lines(text: str, where: str = "") -> Positions:

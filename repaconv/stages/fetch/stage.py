@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem, describe_exception, require_module
+from repaconv.core.errors import (
+    EnvironmentProblem,
+    Refused,
+    UsageProblem,
+    describe_exception,
+    first_line,
+    require_module,
+)
 from repaconv.core.file_replacement import move_from, replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
@@ -91,6 +98,12 @@ def _download(address: str, place: Path) -> Path:
 
 
 def _unreachable(address: str, error: Exception) -> EnvironmentProblem:
+    if isinstance(error, ImportError):  # fsspec's drivers of other protocols have packages of their own
+        return EnvironmentProblem(
+            f"{address} cannot be downloaded: {first_line(error)}.",
+            hint="Install what it names with pip, or download the file with another tool and give its path.",
+            code="address.package",
+        )
     return EnvironmentProblem(
         f"{address} cannot be downloaded: {describe_exception(error)}.",
         hint="Check the address, the network connection and your access rights.",

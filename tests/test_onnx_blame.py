@@ -284,7 +284,7 @@ def test_external_weights_that_are_too_short_are_named_whatever_opens_them(repac
     for command in commands:
         code, _, said = repaconv(*command.split())
         assert code == 4, command
-        assert f"short.data, which has 100 bytes of the {len(whole):,} that they take. (onnx.external)" in said, command
+        assert f"short.data, which has 100 bytes of the {len(whole):,} that they take. (onnx.invalid)" in said, command
 
 
 def test_a_negative_variance_is_named():

@@ -296,8 +296,8 @@ def require_external_files(path: Path) -> None:
         if (size := (path.parent / name).stat().st_size) < needed:
             raise Refused(
                 f"{path} refers to weights in {name}, which has {size:,} bytes of the {needed:,} that they take.",
-                hint="It is incomplete, or of another export: copy it again, or export both again.",
-                code="onnx.external",
+                hint=f"It is incomplete, or of another export: copy {name} again, or export both again.",
+                code="onnx.invalid",
             )
 
 

@@ -445,6 +445,8 @@ def test_what_a_newcomer_types(repaconv, tiny, monkeypatch):
         ("tune --objective latancy", "latency"),
         ("gate r.toml --report junitt:a.xml", "junit"),
         ("fold c.pth --weights modle", "model"),
+        ("convert c.pth --method dwcon", "dwconv"),
+        ("export --target cuda@compild", "compiled"),
     ],
 )
 def test_a_misspelled_name_is_told_the_nearest_one(repaconv, tiny, command, near):

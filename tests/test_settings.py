@@ -31,7 +31,7 @@ def save(method, arch="tiny", **beside):
 
 
 def test_a_value_that_does_not_parse_has_no_example_where_nothing_is_the_default():
-    with pytest.raises(UsageProblem, match="neither zero nor a whole number above it") as refused:
+    with pytest.raises(UsageProblem, match="not a non-negative integer") as refused:
         SettingsReader({"classes": "abc"}).user_value("classes", natural)
     assert refused.value.hint == "Correct it, or leave it out."
 

@@ -195,7 +195,7 @@ def natural(text: str) -> int:
         ValueError: If it is none.
     """
     if (number := whole_number(text)) is None:
-        raise ValueError("neither zero nor a whole number above it")
+        raise ValueError("not a non-negative integer")
     return number
 
 

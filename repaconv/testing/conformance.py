@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem, did_you_mean
 from repaconv.core.files import write_with
 from repaconv.sources.method_detection import load_method
 
@@ -29,7 +29,9 @@ def write_example(method: str, arch: str, path: Path, seed: int) -> None:
     known = load_method(method)
     if arch not in known.archs:
         raise UsageProblem(
-            f"{method} has no architecture {arch!r}.", hint=f"Known: {', '.join(known.archs)}.", code="demo.arch"
+            f"{method} has no architecture {arch!r}.",
+            hint=f"{did_you_mean(arch, known.archs)}Known: {', '.join(known.archs)}.",
+            code="demo.arch",
         )
     _write(known.example(arch, seed), path)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from repaconv.core import plugins
-from repaconv.core.errors import UsageProblem
+from repaconv.core.errors import UsageProblem, did_you_mean
 from repaconv.core.toml_positions import Positions, first_problem, parse_toml, read_toml
 from repaconv.graph.operator_facts import OLDEST_OPSET
 from repaconv.results import PREVIOUS, Limits, Record
@@ -165,7 +165,7 @@ class Target(Record):
             known = ", ".join(f"{self.name}@{each}" for each in self.variants) or "none"
             raise UsageProblem(
                 f"the target {self.name} has no variant {name!r}.",
-                hint=f"Known variants: {known}.",
+                hint=f"{did_you_mean(name, self.variants)}Known variants: {known}.",
                 code="target.variant",
             )
         other = self.variants[name].model_dump(exclude_none=True)

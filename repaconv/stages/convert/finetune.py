@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import run_folder
-from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem, did_you_mean
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import is_unchanged, lock_folder, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
@@ -197,7 +197,9 @@ def _hyperparameters(options: FinetuneOptions, course: TrainingPlan) -> Training
 
     if options.precision not in ("auto", "fp32", "bf16"):
         raise UsageProblem(
-            f"--precision {options.precision} is unknown.", hint="Known: auto, fp32, bf16.", code="finetune.precision"
+            f"--precision {options.precision} is unknown.",
+            hint=f"{did_you_mean(options.precision, ('auto', 'fp32', 'bf16'))}Known: auto, fp32, bf16.",
+            code="finetune.precision",
         )
     if options.lr is not None and not 0 < options.lr < 1:
         raise UsageProblem(f"--lr {options.lr:g} is not between 0 and 1.", hint="E.g. 5e-4.", code="finetune.rate")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repaconv.core.errors import UsageProblem
+from repaconv.core.errors import UsageProblem, did_you_mean
 
 if TYPE_CHECKING:
     from repaconv.method_api.contract import Reading
@@ -92,6 +92,6 @@ def require_method(options: ConvertOptions) -> None:
             f"no conversion to {options.method!r} {'without training ' if trained else ''}exists.",
             hint=f"Make its training-time network and train that: --to {TRAINING_FORM}, then repaconv finetune."
             if trained
-            else f"Known methods: {', '.join(known)}.",
+            else f"{did_you_mean(options.method, known)}Known methods: {', '.join(known)}.",
             code="convert.unknown",
         )

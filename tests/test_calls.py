@@ -13,7 +13,7 @@ import repaconv as rc
 from repaconv.checkpoints.checkpoint_reader import read_checkpoint
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.sources.library_preprocessing import own_channels, own_size
-from repaconv.sources.named_architectures import Architecture, built
+from repaconv.sources.named_architectures import Architecture, build_network
 
 CODE = """
 import torch
@@ -92,6 +92,20 @@ class Normed(nn.Module):
     def forward(self, x):
         return self.norm(self.stem(x))
 """
+ATTENDED = """
+from torch import nn
+
+class Attended(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.stem = nn.Conv1d(1, 1, 3, padding=1), nn.Conv2d(3, 8, 4, 4)
+        self.head = nn.Linear(8 * 2 * 2, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        weight = self.attention(x.mean((2, 3)).unsqueeze(1)).sigmoid()
+        return self.head((x * weight.transpose(1, 2).unsqueeze(-1)).flatten(1))
+"""
 
 
 class Trained(nn.Module):
@@ -131,12 +145,25 @@ def test_a_network_of_videos_is_not_told_to_take_images_of_another_size(code):
     torch.save(_named(nn.Conv3d(3, 8, 4, 4)).state_dict(), "c.pth")
     with pytest.raises(Refused, match="does not take one image") as caught:
         rc.fold("c.pth", arch="./net.py:Video", **code)
-    assert caught.value.hint.startswith("Its first convolution is of videos or volumes, not of images. Fold the module")
+    assert caught.value.hint.startswith("Its convolutions are of videos or volumes, not of images. Fold the module")
+
+
+def test_a_network_of_images_with_convolutions_of_sequences_is_told_to_give_the_size(tmp_path, monkeypatch):
+    """Such as channel attention (ECA), which a constructor may name before the first convolution of the image."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(ATTENDED)
+    net: dict[str, object] = {}
+    exec(ATTENDED, net)
+    torch.save(net["Attended"]().state_dict(), "c.pth")
+    with pytest.raises(Refused, match="does not take one image of 3x224x224") as caught:
+        rc.fold("c.pth", arch="./net.py:Attended")
+    assert caught.value.hint.startswith("If its images are of another size: --set image_size=")
+    assert rc.fold("c.pth", arch="./net.py:Attended", settings={"image_size": "8x8"}).verdict == "passed"
 
 
 def test_channels_are_those_of_the_first_convolution(code):
     assert rc.fold("c.pth", arch="./net.py:Net", **code).verdict == "passed"
-    assert built(Architecture("net.py:Net", {}), read_checkpoint("c.pth")).channels == 3
+    assert build_network(Architecture("net.py:Net", {}), read_checkpoint("c.pth")).channels == 3
 
 
 @pytest.mark.parametrize(("width", "channels"), [(12, 3), (4, 1)])

@@ -68,7 +68,7 @@ def run_on_one_image(module: nn.Module, shape: tuple[int, int, int]) -> Any:
     except Exception as error:  # of any network
         raise Refused(
             f"this network does not take one image of {'x'.join(map(str, shape))}: {describe_exception(error)}.",
-            hint=f"Its first convolution is of {kind}, not of images. {ELSE}"
+            hint=f"Its convolutions are of {kind}, not of images. {ELSE}"
             if (kind := _no_images(module))
             else f"If its images are of another size: --set image_size=224x224. If it takes something else: {ELSE}",
             code="network.call",
@@ -76,11 +76,15 @@ def run_on_one_image(module: nn.Module, shape: tuple[int, int, int]) -> Any:
 
 
 def _no_images(module: nn.Module) -> str:
-    """Name what the first convolution of a network is of, by its number of axes; empty for images, and without one."""
+    """Name what the convolutions of a network are of, by their number of axes; empty if one is of images, or none is.
+
+    A network of images may have convolutions of sequences as well, such as those of channel attention (ECA).
+    """
     from torch import nn
 
-    kinds = {nn.Conv1d: "sequences, e.g. sound", nn.Conv2d: "", nn.Conv3d: "videos or volumes"}
-    return next((name for part in module.modules() for kind, name in kinds.items() if isinstance(part, kind)), "")
+    parts = tuple(module.modules())
+    kinds = {nn.Conv2d: "", nn.Conv3d: "videos or volumes", nn.Conv1d: "sequences, e.g. sound"}
+    return next((name for kind, name in kinds.items() if any(isinstance(part, kind) for part in parts)), "")
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def timed(sessions: Mapping[str, Any], images: Any) -> dict[str, Any]:
 def _fallen(session: Any, images: Any) -> dict[str, Any]:
     """Nodes on the processor; where that cannot be read, as for want of memory, the row stands without."""
     try:
-        return {"fallen": list(session.fallen({session.inputs[0].name: images}))}
+        return {"fallen": list(session.nodes_on_cpu({session.inputs[0].name: images}))}
     except Exception as error:
         return {"fallen": [], "placement": f"not read: {type(error).__name__}"}
 

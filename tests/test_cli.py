@@ -462,6 +462,12 @@ def test_a_misspelled_name_is_told_the_nearest_one(repaconv, tiny, command, near
     assert f"hint: Did you mean {near}? " in said
 
 
+def test_a_report_of_the_gate_without_a_file_is_told_how_to_name_one(repaconv):
+    Path("r.toml").write_text('checkpoint = "tiny.pth"')
+    code, _, said = repaconv("gate", "r.toml", "--report", "junit")
+    assert (code, "hint: E.g. --report junit:gate.xml." in said) == (2, True)
+
+
 def test_what_the_file_does_not_tell_is_in_the_next_command_and_in_the_recipe(repaconv):
     weights = plugins.load(plugins.METHODS, "repavit").example("tiny", 0)
     torch.save({"model": weights}, "heads.pth")

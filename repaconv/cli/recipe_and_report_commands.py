@@ -157,7 +157,7 @@ def gate(
     from repaconv.stages.recipe import gate_report_formats
     from repaconv.stages.recipe.gate import gate_by
 
-    written = {name: Path(path) for name, path in pairs(report or [], "--report", ":").items()}
+    written = {name: Path(path) for name, path in pairs(report or [], "--report", ":", "junit:gate.xml").items()}
     for name in written:
         if name not in gate_report_formats.FORMATS:
             raise UsageProblem(

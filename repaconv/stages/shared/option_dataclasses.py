@@ -90,15 +90,15 @@ def share(text: str, option: str) -> float:
     return positive_number(text.removesuffix("%"), option, "5%") / (100 if text.endswith("%") else 1)
 
 
-def pairs(words: Sequence[str], option: str, separator: str = "=") -> dict[str, str]:
-    """``name=value`` words as a dict."""
+def pairs(words: Sequence[str], option: str, separator: str = "=", example: str = "") -> dict[str, str]:
+    """``name=value`` words as a dict; ``example`` is one that the option takes, for the hint."""
     found = {}
     for word in words:
         name, mark, value = word.partition(separator)
         if not name or not mark:
             raise UsageProblem(
                 f"{option} {word} is not NAME{separator}VALUE.",
-                hint=f"E.g. {option} {'eps=1e-6' if separator == '=' else 'onnx:1e-6'}.",
+                hint=f"E.g. {option} {example or ('eps=1e-6' if separator == '=' else 'onnx:1e-6')}.",
                 code="usage.pair",
             )
         if name in found:

@@ -56,6 +56,17 @@ def test_a_number_after_a_product_with_a_constant(first, second):
     assert kinds([("Exp", "x", "z"), first, second], weights) == ["Exp", "MatMul"]
 
 
+@pytest.mark.parametrize("second", [("Mul", "v s", "y"), ("Div", "v s", "y")])
+@pytest.mark.parametrize(
+    ("first", "shape"), [("z w", (5, 4)), ("w z", (2, 5)), ("z w", (4,)), ("w z", (5,)), ("z c", (4,))]
+)
+def test_a_number_with_more_axes_than_the_product_stays(first, shape, second):
+    numbers = {"w": np.ones(shape[::-1]), "c": np.ones(4), "s": np.full((1, 1, 1), 0.3)}
+    x = RANDOM.standard_normal(shape)
+    model = graph([("Exp", "x", "z"), ("MatMul", first, "v"), second], numbers, {"x": shape})
+    assert operators_after_folding(model, x) == ["Exp", "MatMul", second[0]]
+
+
 def test_a_mask_that_several_layers_add_twice():
     rows = [("Exp", "x", "z"), ("Add", "z c", "1"), ("Add", "1 c", "2"), ("Softmax", "2", "3")]
     rows += [("Add", "c 3", "4"), ("Add", "4 c", "5"), ("Softmax", "5", "y")]

@@ -18,7 +18,7 @@ from repaconv.graph.linear_layers import linear_of
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Array, Writer, constant, is_constant, made_by, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import shaped_like
+from repaconv.graph.symbolic_shapes import rank_of, shaped_like
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -73,12 +73,17 @@ def _pair(second: ir.Node) -> _Pair | None:
     given, own = None if at is None else constant(first.inputs[at]), constant(second.inputs[place])
     if at is None or given is None or own is None or {given.dtype.kind, own.dtype.kind} != {"f"}:
         return None
+    if first.op_type == "MatMul":
+        if own.size > 1 or own.ndim > rank_of(value):  # axes before those of the product would be lost
+            return None
+    elif np.broadcast_shapes(given.shape, own.shape) not in (given.shape, own.shape):
+        return None
     with np.errstate(all="ignore"):  # what is out of range is not merged
         if not sums:
             merged = _factor(first, at, second, place)
         else:
             merged = None if linear_of(value) else _shift(second, place, _shift(first, at, 0.0))
-    if merged is None or merged.shape not in (given.shape, own.shape) or not _is_in_range(merged, given, own, value):
+    if merged is None or not _is_in_range(merged, given, own, value):
         return None
     return _Pair(first, second, (at, place), merged)
 
@@ -99,8 +104,6 @@ def _factor(first: ir.Node, at: int, second: ir.Node, place: int) -> Array | Non
     assert own is not None
     if second.op_type == "Div" and (place == 0 or not own.all()):
         return None
-    if first.op_type == "MatMul" and own.size > 1:
-        return None
     if first.op_type == "Div" and at == 1:
         if not given.all():
             return None
@@ -112,7 +115,7 @@ def _factor(first: ir.Node, at: int, second: ir.Node, place: int) -> Array | Non
 def _is_in_range(merged: Array, given: Array, own: Array, value: ir.Value) -> bool:
     """Whether the type of a value has all numbers; those that are infinite before may be infinite."""
     most = LARGEST.get(value.dtype.name if value.dtype is not None else "", float(np.finfo(np.float32).max))
-    infinite = ~np.isfinite(np.broadcast_to(given, merged.shape)) | ~np.isfinite(np.broadcast_to(own, merged.shape))
+    infinite = ~np.isfinite(given) | ~np.isfinite(own)
     return not np.isnan(merged).any() and bool((infinite | (np.abs(merged) <= most)).all())
 
 

@@ -41,6 +41,12 @@ def test_a_split_into_the_inputs():
     assert sorted(kinds(*START, *rows, outputs=("y", "y2"), s=[2, 5, 5])) == ["Sin", "Softmax", "Tanh"]
 
 
+def test_a_split_of_which_one_output_is_of_two_inputs_stays():
+    rows = [("Split", "c s", "q r t", {"axis": 1}), ("Softmax", "q", "y"), ("Sin", "r", "y2"), ("Cos", "t", "y3")]
+    found = kinds(*START, *rows, outputs=("y", "y2", "y3"), s=[4, 3, 5])
+    assert sorted(found) == ["Concat", "Cos", "Sin", "Softmax", "Split", "Tanh"]
+
+
 def test_views_around_both_join():
     rows = [("Tanh", "x", "a"), ("Reshape", "a flat", "b"), ("Concat", "one b", "c", {"axis": 1})]
     rows += [("Slice", "c f t axis", "d"), ("Reshape", "d back", "p"), END]

@@ -29,12 +29,11 @@ def apply(model: ir.Model) -> Iterator[Change]:
     """Let each selection along the axis of a Concat read the input of it that has all that is selected; in place."""
     changes: list[Change] = []
     for node in nodes_of(model, *SELECTIONS):
-        for value in node.outputs:
-            chosen = selection_of(value) if is_read(value) else None
-            part = _part(chosen) if chosen is not None else None
-            if chosen is None or part is None:
-                continue
-            source, places = part
+        read = [value for value in node.outputs if is_read(value)]
+        found = [(value, chosen, part) for value in read if (chosen := selection_of(value)) and (part := _part(chosen))]
+        if len(found) < len(read):
+            continue  # the Split stays for one output, and its others cost nothing there
+        for value, chosen, (source, places) in found:
             write = Writer(model, node)
             write.replace(value, _selected(write, source, places, chosen, value))
             description = f"{node.op_type} of a Concat -> of one of its inputs"

@@ -511,3 +511,16 @@ def test_a_scale_of_gathered_channels_with_zeros_stays_one_operator():
     rows = [("Gather", "x places", "a", {"axis": 1}), ("Mul", "a s", "o"), ("Mul", "o u", "p"), ("Tanh", "p", "y")]
     weights = {"s": np.array([2.0, 0, 0, -1]), "u": normal(4), **integers(places=[5, 1, 1, 0])}
     assert operators(rows, weights, shape=(2, 6)) == ["Gather", "Mul", "Tanh"]
+
+
+@pytest.mark.parametrize("pads", [(0, 0, 2, 0, 0, 1), (0, 0, 0, 0, 0, 3), (0, 0, 3, 0, 0, 0)])
+def test_scaled_channels_that_are_padded_need_no_gather(pads):
+    rows = [
+        ("Exp", "x", "z"),
+        ("Slice", "z f t axis", "c"),
+        ("Mul", "c s", "d"),
+        ("Pad", "d p", "e"),
+        ("Sin", "e", "y"),
+    ]
+    weights = {"s": np.array([2.0, 3.0, 5.0]), **integers(f=[1], t=[4], axis=[2], p=pads)}
+    assert operators(rows, weights, shape=(2, 5, 6)) == ["Exp", "Mul", "Pad", "Sin", "Slice"]

@@ -42,4 +42,5 @@ def freed_memory_kept() -> Iterator[None]:
 def _set(values: dict[int, int]) -> None:
     with suppress(AttributeError):
         for parameter, value in values.items():
-            ctypes.pythonapi.mallopt(parameter, value)
+            if not ctypes.pythonapi.mallopt(parameter, value):  # before glibc 2.35, 2**25 is the largest MMAP_THRESHOLD
+                ctypes.pythonapi.mallopt(parameter, USUAL_BYTES[parameter])

@@ -10,13 +10,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from repaconv.graph.linear_layers import linear_of
 from repaconv.graph.model_rewriting import clean
-from repaconv.graph.nodes_and_constants import Array, Writer, constant, is_constant, made_by, nodes_of
+from repaconv.graph.nodes_and_constants import (
+    Array,
+    Writer,
+    constant,
+    is_constant,
+    made_by,
+    nodes_of,
+    shape_of_constant,
+)
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, shaped_like
 from repaconv.results import Change
@@ -70,13 +79,10 @@ def _pair(second: ir.Node) -> _Pair | None:
     if first is None or value is None or place is None or len(value.uses()) > 1 or value.is_graph_output():
         return None
     at = next((at for at in (0, 1) if is_constant(first.inputs[at])), None)
-    given, own = None if at is None else constant(first.inputs[at]), constant(second.inputs[place])
-    if at is None or given is None or own is None or {given.dtype.kind, own.dtype.kind} != {"f"}:
+    if at is None or not _fits(first, _shape(first.inputs[at]), _shape(second.inputs[place])):
         return None
-    if first.op_type == "MatMul":
-        if own.size > 1 or own.ndim > rank_of(value):  # axes before those of the product would be lost
-            return None
-    elif np.broadcast_shapes(given.shape, own.shape) not in (given.shape, own.shape):
+    given, own = constant(first.inputs[at]), constant(second.inputs[place])
+    if given is None or own is None or {given.dtype.kind, own.dtype.kind} != {"f"}:
         return None
     with np.errstate(all="ignore"):  # what is out of range is not merged
         if not sums:
@@ -86,6 +92,13 @@ def _pair(second: ir.Node) -> _Pair | None:
     if merged is None or not _is_in_range(merged, given, own, value):
         return None
     return _Pair(first, second, (at, place), merged)
+
+
+def _fits(first: ir.Node, given: tuple[int, ...], own: tuple[int, ...]) -> bool:
+    """Whether the constant of both nodes, by the shapes of their own, is as large as one of these."""
+    if first.op_type == "MatMul":  # axes before those of the product would be lost
+        return prod(own) == 1 and len(own) <= rank_of(first.outputs[0])
+    return np.broadcast_shapes(given, own) in (given, own)
 
 
 def _shift(node: ir.Node, place: int, before: Array | float) -> Array:
@@ -130,7 +143,7 @@ def _no_larger(pairs: list[_Pair]) -> list[_Pair]:
     found: list[_Pair] = []
     taken: set[ir.Node] = set()
     for pair in pairs:
-        large = [value for value in pair.constants if value is not None and tuple(_shape(value)) == pair.merged.shape]
+        large = [value for value in pair.constants if value is not None and _shape(value) == pair.merged.shape]
         gone = any({*value.consumers()} <= merged[pair.key] for value in large)
         if gone and not {pair.first, pair.second} & taken:
             found.append(pair)
@@ -138,9 +151,8 @@ def _no_larger(pairs: list[_Pair]) -> list[_Pair]:
     return found
 
 
-def _shape(value: ir.Value) -> tuple[int, ...]:
-    numbers = constant(value)
-    return () if numbers is None else numbers.shape
+def _shape(value: ir.Value | None) -> tuple[int, ...]:
+    return shape_of_constant(value) or ()
 
 
 def _written(write: Writer, pair: _Pair) -> ir.Value:

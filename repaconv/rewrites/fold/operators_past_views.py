@@ -194,16 +194,18 @@ def _move_linear(model: ir.Model, node: ir.Node) -> None:
     The layer is linear, or a 1x1 convolution. A decoder maps the tokens of a Vision Transformer as images (DPT), and
     TimeSformer regroups tokens between two layers.
     """
-    found = _matrix(node)
     x = node.inputs[0]
-    view = view_of(x) if found is not None and x is not None else None
-    if found is None or x is None or view is None or view.source is x or view.places or view.scale != 1:
+    view = view_of(x) if x is not None and made_by(x, *VIEWS) else None
+    if x is None or view is None or view.source is x or view.places or view.scale != 1 or not _is_alone(x, view.source):
+        return
+    found = _matrix(node)
+    if found is None:
         return
     axis, weight, bias = found
     merged = view.merged(axis)
     if merged is None or len(merged.axes[axis]) != 1 or merged.axes[axis] != merged.of[-1]:
         return
-    if not _is_alone(x, view.source) or not _can_absorb(view.source, weight):
+    if not _can_absorb(view.source, weight):
         return
     shape = sizes(view.source)
     assert shape is not None

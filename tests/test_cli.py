@@ -436,7 +436,7 @@ def test_what_a_newcomer_types(repaconv, tiny, monkeypatch):
     ("command", "near"),
     [
         ("fold net.onnx --preset officil", "official"),
-        ("bench --objective thruoghput", "throughput"),
+        ("bench --objective throughputt", "throughput"),
         ("bench net.onnx --protocol repavitt", "repavit"),
         ("export --precision fp23", "fp32"),
         ("export --simplifier onxsim", "onnxsim"),
@@ -444,7 +444,7 @@ def test_what_a_newcomer_types(repaconv, tiny, monkeypatch):
         ("verify --rtol onxx:1e-3", "onnx"),
         ("tune --objective latancy", "latency"),
         ("gate r.toml --report junitt:a.xml", "junit"),
-        ("fold c.pth --weights mdoel", "model"),
+        ("fold c.pth --weights modelx", "model"),
         ("convert c.pth --method dwcon", "dwconv"),
         ("export --target cuda@compild", "compiled"),
     ],

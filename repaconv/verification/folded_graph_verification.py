@@ -809,6 +809,7 @@ def require_runnable(source: Path, graph: Evaluated) -> None:
 
     Raises:
         Refused: If it does not run.
+        EnvironmentProblem: If there is not enough memory to run it.
     """
     from repaconv.verification.probe_inputs import Unrunnable
 

@@ -314,7 +314,7 @@ class MeasurementLog:
     _first: dict[str, Deployment] = field(default_factory=dict)
 
     def remembered(self) -> MeasurementLog:
-        """The journal with the rows of its file; a file of another version is ignored."""
+        """The log with the rows of its file; a file of another version is ignored."""
         with suppress(OSError, ValueError, TypeError):
             known = json.loads(self.path.read_text("utf-8"))
             self.rows = {key: (int(rounds), Ratio.model_validate(row)) for key, (rounds, row, _) in known.items()}

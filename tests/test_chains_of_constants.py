@@ -108,3 +108,11 @@ def test_infinite_masks_and_half_precision():
         after, _ = rewritten(model, [CONSTANTS])
         onnx.checker.check_model(after, full_check=True)
         assert [node.op_type for node in after.graph.node].count("Add") == kept
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(1e-4, 2), (1e-2, 1)])
+def test_factors_whose_product_half_precision_does_not_have_in_full(factor, kept):
+    rows = [("Exp", "x", "z"), ("Mul", "z c", "v"), ("Mul", "v c", "y")]
+    model = graph(rows, {"c": np.array(factor, np.float16)}, {"x": SHAPE}, kind=TensorProto.FLOAT16)
+    after, _ = rewritten(model, [CONSTANTS])
+    assert [node.op_type for node in after.graph.node].count("Mul") == kept

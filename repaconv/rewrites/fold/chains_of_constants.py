@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 SUMS, FACTORS = ("Add", "Sub"), ("Mul", "Div")
-LARGEST = {"FLOAT16": 65504.0}
-"""Largest number of a data type; of others that of float32, in which graphs of float64 may be written."""
+RANGES = {"FLOAT16": np.finfo(np.float16)}
+"""Range of a data type; of others that of float32, in which graphs of float64 may be written."""
 
 
 class _Pair(NamedTuple):
@@ -126,10 +126,12 @@ def _factor(first: ir.Node, at: int, second: ir.Node, place: int) -> Array | Non
 
 
 def _is_in_range(merged: Array, given: Array, own: Array, value: ir.Value) -> bool:
-    """Whether the type of a value has all numbers; those that are infinite before may be infinite."""
-    most = LARGEST.get(value.dtype.name if value.dtype is not None else "", float(np.finfo(np.float32).max))
-    infinite = ~np.isfinite(given) | ~np.isfinite(own)
-    return not np.isnan(merged).any() and bool((infinite | (np.abs(merged) <= most)).all())
+    """Whether the type of a value has all numbers, the largest in full; infinite before, one may be infinite."""
+    limits = RANGES.get(value.dtype.name if value.dtype is not None else "", np.finfo(np.float32))
+    infinite, absolute = ~np.isfinite(given) | ~np.isfinite(own), np.abs(merged)
+    if np.isnan(merged).any() or 0 < absolute.max(initial=0) < limits.tiny:
+        return False
+    return bool((infinite | (absolute <= limits.max)).all())
 
 
 def _no_larger(pairs: list[_Pair]) -> list[_Pair]:

@@ -313,10 +313,10 @@ class _Emitter:
         """Write a selection of channels with factors; also returns the shift if it was not included."""
         if edge.is_identity:
             return value, shift
-        if edge.rows.all() or (edge.scale[edge.rows] != 1).any():
+        if edge.rows.all() or _takes_zeros(edge):
             chosen, scale = self._chosen(value, _filled(edge)), edge.scale
         else:
-            chosen, scale = self._spread(value, edge), np.ones(len(edge.scale))
+            chosen, scale = self._spread(value, edge), np.where(edge.rows, edge.scale, 1.0)
         if (scale == 1).all():
             self.words.append("Slice")
             return chosen, shift
@@ -345,6 +345,12 @@ class _Emitter:
         shape = (*self.shape[: self.place], len(rows) + 1, *self.shape[self.place + 1 :])
         set_shape(padded, shape, part)
         return self._chosen_order(padded, places)
+
+
+def _takes_zeros(edge: Pick) -> bool:
+    """Whether the scale of an edge, where it has one, takes the zeros as well: not where a Pad writes them at less."""
+    scaled, spread = (edge.scale[edge.rows] != 1).any(), not are_consecutive(np.flatnonzero(edge.rows))
+    return bool(scaled and (spread or are_consecutive(_filled(edge))))
 
 
 def _filled(edge: Pick) -> Places:

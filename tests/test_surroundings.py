@@ -268,7 +268,8 @@ def test_what_the_machine_does_not_do_is_a_sentence(capsys, monkeypatch):
 )
 def test_a_stream_that_is_closed_or_full_changes_no_exit_code(tmp_path, command, streams, code):
     line = f"exec {sys.executable} -m repaconv {command} {streams}"
-    ended = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+    usual = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False, env=usual)
     assert ended.returncode == code
     assert "Traceback" not in ended.stderr
     if ">/dev/full" in streams and "2>" not in streams:

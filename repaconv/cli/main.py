@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-from contextlib import suppress
 from errno import ENAMETOOLONG
 from itertools import pairwise
 from pathlib import Path
@@ -105,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = _print_error(_interruption(), command, given)
     except BrokenPipeError:  # the reader closed the pipe, e.g. `head`
-        _discard_stdout()
+        _discard(sys.stdout)
         code = 0
     except (MemoryError, OSError, RuntimeError) as problem:
         code = _print_error(_machine_error(problem), command, given)
@@ -219,9 +218,12 @@ def _print_error(problem: RepaconvError, command: str, given: list[str]) -> int:
             sys.stdout.flush()
             return problem.exit_code
     except OSError:  # its disk is full, or the reader closed the pipe
-        _discard_stdout()
-    with suppress(OSError):
+        _discard(sys.stdout)
+    try:
         text_and_json_output.print_error(problem)
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)
     return problem.exit_code
 
 
@@ -230,6 +232,6 @@ def _opened_devnull() -> TextIO:
     return Path(os.devnull).open("w", encoding="utf-8")
 
 
-def _discard_stdout() -> None:
-    """Discard what was not written to stdout yet and cannot be: Python tries again at exit, and then fails."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard(stream: TextIO) -> None:
+    """Discard what was not written to a standard stream and cannot be: Python tries again at exit, and then fails."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

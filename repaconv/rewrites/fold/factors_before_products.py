@@ -33,10 +33,9 @@ def move_before_products(model: ir.Model) -> list[tuple[str, str]]:
 
 def _move(model: ir.Model, node: ir.Node) -> bool:
     """Multiply a factor of the product that a node multiplies by a number; False if no layer would absorb that."""
-    numbers = [scalar(value) for value in node.inputs]
-    place = 0 if numbers[0] is None else 1
-    product, number = made_by(node.inputs[place], "MatMul", "Mul", "Div"), numbers[1 - place]
-    if product is None or not number or not math.isfinite(number) or (node.op_type == "Div" and place == 1):
+    x, number = _scaled(node)
+    product = made_by(x, "MatMul", "Mul", "Div")
+    if product is None:
         return False
     if only_reader(product.outputs[0]) is None or sizes(product.outputs[0]) != sizes(node.outputs[0]):
         return False
@@ -44,26 +43,21 @@ def _move(model: ir.Model, node: ir.Node) -> bool:
     at = next((at for at, value in enumerate(factors) if _is_of_layer(value)), None)
     if at is None or any(map(is_constant, product.inputs)):
         return False
-    x, write = product.inputs[at], Writer(model, product)
-    assert x is not None
-    product.replace_input_with(at, shaped_like(write(node.op_type, x, write.constant(number, like=x)), x))
+    product.replace_input_with(at, _written(Writer(model, product), node.op_type, product.inputs[at], number))
     Writer(model, node).replace(node.outputs[0], product.outputs[0])
     return True
 
 
 def _move_over(model: ir.Model, node: ir.Node) -> bool:
     """Multiply the other factor of a product by the number of a node, if only a layer there absorbs it."""
-    numbers = [scalar(value) for value in node.inputs]
-    place = 0 if numbers[0] is None else 1
-    product, x, number = only_reader(node.outputs[0], "MatMul"), node.inputs[place], numbers[1 - place]
-    if product is None or not number or not math.isfinite(number) or (node.op_type == "Div" and place == 1):
+    (x, number), product = _scaled(node), only_reader(node.outputs[0], "MatMul")
+    if x is None or product is None:
         return False
     at = 0 if product.inputs[0] is node.outputs[0] else 1
     other = product.inputs[1 - at]
-    if x is None or other is None or sizes(x) != sizes(node.outputs[0]) or _is_of_layer(x) or not _is_of_layer(other):
+    if sizes(x) != sizes(node.outputs[0]) or _is_of_layer(x) or not _is_of_layer(other):
         return False
-    write = Writer(model, product)
-    scaled = shaped_like(write(node.op_type, other, write.constant(number, like=other)), other)
+    scaled = _written(Writer(model, product), node.op_type, other, number)
     product.replace_input_with(at, x)
     product.replace_input_with(1 - at, scaled)
     return True
@@ -71,10 +65,9 @@ def _move_over(model: ir.Model, node: ir.Node) -> bool:
 
 def _move_before_sum(model: ir.Model, node: ir.Node) -> bool:
     """Multiply both terms of a sum of a value and a constant that varies along several axes by the number of a node."""
-    numbers = [scalar(value) for value in node.inputs]
-    place = 0 if numbers[0] is None else 1
-    total, number = made_by(node.inputs[place], "Add", "Sub"), numbers[1 - place]
-    if total is None or not number or not math.isfinite(number) or (node.op_type == "Div" and place == 1):
+    scaled, number = _scaled(node)
+    total = made_by(scaled, "Add", "Sub")
+    if total is None:
         return False
     at = next((at for at, value in enumerate(total.inputs) if is_constant(value)), None)
     added, x = (None, None) if at is None else (total.inputs[at], total.inputs[1 - at])
@@ -88,9 +81,25 @@ def _move_before_sum(model: ir.Model, node: ir.Node) -> bool:
     write = Writer(model, total)
     factor = number if node.op_type == "Mul" else 1 / number
     total.replace_input_with(at, write.constant(given * factor, like=added))
-    total.replace_input_with(1 - at, shaped_like(write(node.op_type, x, write.constant(number, like=x)), x))
+    total.replace_input_with(1 - at, _written(write, node.op_type, x, number))
     Writer(model, node).replace(node.outputs[0], total.outputs[0])
     return True
+
+
+def _scaled(node: ir.Node) -> tuple[ir.Value | None, float]:
+    """The value that a node multiplies or divides by a finite number other than 0, and the number; None for others."""
+    numbers = [scalar(value) for value in node.inputs]
+    place = 0 if numbers[0] is None else 1
+    number = numbers[1 - place]
+    if not number or not math.isfinite(number) or (node.op_type == "Div" and place == 1):
+        return None, 1.0
+    return node.inputs[place], number
+
+
+def _written(write: Writer, operator: str, x: ir.Value | None, number: float) -> ir.Value:
+    """Write a value multiplied or divided by a number."""
+    assert x is not None
+    return shaped_like(write(operator, x, write.constant(number, like=x)), x)
 
 
 def _is_of_layer(value: ir.Value | None) -> bool:

@@ -30,9 +30,9 @@ from repaconv.core.files import canonical_json
 from repaconv.graph import float64_rewriting, model_rewriting
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.verification.comparison import largest, largest_along_least_axis
-from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_graphs import Float64, widened
 from repaconv.verification.folded_graph_verification import verification_links
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.onnx_model_loading import Folded, folded
 from repaconv.verification.rounding import JITTER, ROUNDING_SAMPLES, Jittered, apart
 

@@ -47,7 +47,7 @@ from repaconv.stages.fold import speed_reverts
 from repaconv.stages.fold.speed_reverts import revert_slower
 from repaconv.stages.recipe.gate_checks import measurement_sentence
 from repaconv.stages.report.tradeoff_plots import PALE, pareto_svg, trade_svg
-from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.onnx_model_loading import folded
 
 CLAIM = re.compile(

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 import repaconv as rc
 from repaconv.graph.compute_costs import macs, macs_at_ones, node_works
 from repaconv.graph.model_rewriting import as_stored, clean, read
-from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.probe_inputs import QUICK_INPUT_NUMBERS, probes
 
 F = TensorProto.FLOAT

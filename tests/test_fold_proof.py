@@ -20,9 +20,9 @@ from repaconv.graph import model_rewriting as graphs
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.results import GraphFold, Tolerance
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
-from repaconv.verification import evaluated_graph, rounding
+from repaconv.verification import graph_with_cached_outputs, rounding
 from repaconv.verification.comparison import Comparison, PerNeighborhood, run_both
-from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.probe_inputs import probes
 from repaconv.verification.random_inputs import draws
@@ -555,6 +555,6 @@ def test_a_graph_rounded_otherwise_runs_on_all_probes_and_is_let_go(monkeypatch)
     right.close()
     assert "session" not in vars(right)
     with monkeypatch.context() as patch:
-        patch.setattr(evaluated_graph, "load_onnx", None)  # what it told stays known
+        patch.setattr(graph_with_cached_outputs, "load_onnx", None)  # what it told stays known
         assert right.run(feeds[0])
     assert right.run({name: array * 2 for name, array in feeds[0].items()}), "it opens again"

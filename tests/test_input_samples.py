@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
-from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.input_batches import arrays_to_save
 
 F, INT, TEXT = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING

@@ -16,7 +16,7 @@ from torch import nn
 
 import repaconv as rc
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
-from repaconv.torch_fold.module_calls import in_float64
+from repaconv.torch_fold.float64_module_calls import in_float64
 from repaconv.torch_fold.whole_module_check import Whole
 
 

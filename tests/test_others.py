@@ -13,7 +13,7 @@ import repaconv as rc
 from repaconv.core.errors import UsageProblem
 from repaconv.sources.fold_size_reverts import Kept
 from repaconv.stages.fold.text import show_fold
-from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 
 
 def written(nodes, shapes, held, opset, inputs=(), ir_version=4):

@@ -16,8 +16,8 @@ import repaconv as rc
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, revert_harmful
-from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_graphs import Float64
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.onnx_model_loading import folded
 
 

@@ -20,7 +20,7 @@ from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, revert_harm
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.fold import speed_reverts
 from repaconv.stages.fold.speed_reverts import evaluate_speed, revert_slower
-from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.onnx_model_loading import folded
 
 

@@ -23,8 +23,8 @@ from repaconv.stages.fold.rounding_reverts import compared_with_reverts
 from repaconv.stages.fold.speed_reverts import fold_with_reverts
 from repaconv.verification import folded_graph_verification
 from repaconv.verification.cut_at_discrete_operators import cut_at_choices
-from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import verification_links
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.numerical_cancellation import small_values
 from repaconv.verification.onnx_model_loading import Folded, folded
 

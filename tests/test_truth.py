@@ -27,9 +27,9 @@ from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.verification import folded_graph_verification
 from repaconv.verification.comparison import Comparison, PerNeighborhood
-from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.folded_graph_verification import verification_links
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.rounding import MEASURED, ROUNDING_SAMPLES, Jittered, Rounding, network_rounding
 from repaconv.verification.tolerances import tolerance
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from repaconv.backbones.constant_and_prefix_token_mixers import DropInSpec
 from repaconv.backbones.convolution_mixers import ConvMixerSpec
 from repaconv.backbones.shared_layers import attention
-from repaconv.backbones.static_and_prefix_mixers import DropInSpec
 from repaconv.backbones.token_merging_block import MergeSpec, MergingBlock, Sized
 from repaconv.backbones.vit_layers import AttentionSpec, IdleMlpSpec, MlpSpec, NormSpec, SwiGluSpec
 

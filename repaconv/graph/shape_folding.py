@@ -34,7 +34,7 @@ from repaconv.graph.nodes_and_constants import (
 from repaconv.graph.operator_facts import BROADCASTING, HALVES, QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.shape_inference import infer, infer_node
-from repaconv.graph.sizes_from_inputs import read_sizes_after_norms, read_sizes_from_inputs
+from repaconv.graph.sizes_from_input_shapes import read_sizes_after_norms, read_sizes_from_inputs
 from repaconv.graph.symbolic_shapes import (
     SymbolicSize,
     as_numbers,

@@ -27,7 +27,7 @@ from repaconv.rewrites.fold.gelu_formula import GELU
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.max_pools_in_series import POOLS_IN_SERIES
 from repaconv.rewrites.fold.shared_weights import UNSHARE
-from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 
 if TYPE_CHECKING:
     import onnx_ir as ir

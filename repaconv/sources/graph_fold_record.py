@@ -15,9 +15,9 @@ from repaconv.onnx_export.torch_exporter import operators_of
 from repaconv.results import Change, ImageSize, Link, Sizes
 from repaconv.results.fold import Batch
 from repaconv.verification.comparison import shapes_of
-from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.float64_agreement import differing_operators, not_compared
+from repaconv.verification.float64_evaluator_check import differing_operators, not_compared
 from repaconv.verification.folded_graph_verification import depth_of, unrunnable, usual_rtols
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.onnx_model_loading import inputs_of, is_foldable
 from repaconv.verification.tolerances import LARGEST_RTOL, depth_reason, verdict_of
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from repaconv.engines.contract import Feeds, Port
 from repaconv.graph.element_type_conversion import retyped
-from repaconv.verification.float64_agreement import differing_operators
+from repaconv.verification.float64_evaluator_check import differing_operators
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.input_batches import FLOATS
 from repaconv.verification.model_runners import FixedBatch, OnnxTrace, Runner, load_onnx, named

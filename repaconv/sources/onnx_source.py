@@ -23,8 +23,8 @@ from repaconv.sources.method_detection import source_of
 from repaconv.sources.onnx_graph_runner import GraphForm
 from repaconv.sources.source_model import DEPLOY, GraphSpec
 from repaconv.sources.verified_onnx_export import EXPORTED, ExpectedOutputs, Graph, Outputs, Proving, finished
-from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import GIVEN, verification_links
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.input_batches import Batch, Inputs
 from repaconv.verification.onnx_model_loading import folded, in_single, inputs_of, loaded
 from repaconv.verification.tolerances import FLOAT32

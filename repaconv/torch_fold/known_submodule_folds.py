@@ -26,7 +26,7 @@ from repaconv.core.errors import Refused
 from repaconv.methods.repavit.active_channels import ResidualTest
 from repaconv.methods.repavit.paper_equations import ffn_weights, fold_ffn
 from repaconv.results import NOTHING_TO_FOLD, FoldStep
-from repaconv.torch_fold.module_calls import (
+from repaconv.torch_fold.float64_module_calls import (
     KEEPS_STATE,
     Call,
     in_float64,
@@ -34,6 +34,7 @@ from repaconv.torch_fold.module_calls import (
     usable,
     with_random_inputs,
 )
+from repaconv.torch_fold.module_changes import applied
 from repaconv.torch_fold.structural_fold import fold_structure
 from repaconv.torch_fold.submodules import (
     New,
@@ -47,7 +48,6 @@ from repaconv.torch_fold.submodules import (
     shared,
     too_large,
 )
-from repaconv.torch_fold.weight_changes import applied
 from repaconv.torch_fold.whole_module_check import Equality, Whole, compare, module_rounding
 from repaconv.verification.tolerances import FLOAT64
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn, strided
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from repaconv.torch_fold.module_calls import Call, outputs
+from repaconv.torch_fold.float64_module_calls import Call, outputs
 
 LOOKS = ("item", "tolist", "numpy", "bool", "int", "float", "index", "equal", "allclose", "is_nonzero")
 """Functions that read a tensor's numbers and return no tensor. Others without a tensor result only read its shape."""

@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_map
 from repaconv.algebra.channel_maps import Vector
 from repaconv.algebra.convolution_kernels import Kernel, per_output_channel
 from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
-from repaconv.torch_fold.module_calls import KEEPS_STATE
+from repaconv.torch_fold.float64_module_calls import KEEPS_STATE
+from repaconv.torch_fold.module_changes import ModuleChange, Places, Unfolded, Weights, applied, within
 from repaconv.torch_fold.module_trace import LOOKS, SAME_NUMBERS, Called, Step, Trace, Value, inner_name, parameters_of
 from repaconv.torch_fold.submodules import holds_nothing, joined, shared
 from repaconv.torch_fold.traced_linear_maps import (
@@ -43,7 +44,6 @@ from repaconv.torch_fold.traced_linear_maps import (
     numbers,
     per_channel,
 )
-from repaconv.torch_fold.weight_changes import ModuleChange, Places, Unfolded, Weights, applied, within
 from repaconv.torch_fold.whole_module_check import Equality, Whole
 
 # --- Submodules as chains of layers, calls of children, and functions of one value.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from repaconv.core.errors import Refused, first_line
 from repaconv.results import Tolerance, Verdict
-from repaconv.torch_fold.module_calls import (
+from repaconv.torch_fold.float64_module_calls import (
     Call,
     Outputs,
     double,

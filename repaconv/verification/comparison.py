@@ -14,8 +14,8 @@ rounding explains is no fault; a larger difference is one. Where rounding explai
 agreement says little, and the number is left out.
 
 Nothing is verified in three cases: most numbers are left out, the output changes too little between inputs, or the
-measured error is not rounding (`repaconv.verification.float64_agreement`). Integers and truth values are equal or not;
-those that rounding decides are left out.
+measured error is not rounding (`repaconv.verification.float64_evaluator_check`). Integers and truth values are equal or
+not; those that rounding decides are left out.
 """
 
 from __future__ import annotations

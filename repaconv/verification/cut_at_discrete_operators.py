@@ -16,7 +16,7 @@ import numpy as np
 
 from repaconv.graph.discrete_outputs import DECIDING
 from repaconv.graph.onnx_files import constants_of
-from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.model_runners import load_onnx, with_outputs
 
 if TYPE_CHECKING:

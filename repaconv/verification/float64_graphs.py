@@ -45,7 +45,8 @@ class Float64:
     Attributes:
         evaluator: A description of the evaluator.
         reference: onnx's reference implementation; None where ONNX Runtime evaluates the graph.
-        agreed: Keys of the inputs on which `repaconv.verification.float64_agreement.differing_operators` found none.
+        agreed: Keys of the inputs on which `repaconv.verification.float64_evaluator_check.differing_operators` found
+            none.
     """
 
     def __init__(self, model: onnx.ModelProto, weights: Weights = MappingProxyType({})) -> None:

@@ -53,9 +53,9 @@ from repaconv.verification.comparison import (
     with_explained_limit,
 )
 from repaconv.verification.cut_at_discrete_operators import cut_at_choices
-from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.float64_agreement import differing_operators
+from repaconv.verification.float64_evaluator_check import differing_operators
 from repaconv.verification.float64_graphs import Float64
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.input_batches import arrays_to_save
 from repaconv.verification.onnx_model_loading import checker_error
 from repaconv.verification.rounding import (

@@ -390,7 +390,7 @@ def _folded(model: onnx.ModelProto, taken_back: Collection[str]) -> Folded:
     from repaconv.rewrites.fold.fold_pipeline import without
     from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
     from repaconv.rewrites.fold.instance_norm_operator import INSTANCE_NORM
-    from repaconv.rewrites.fold.layers_before_and_after import changed_layers
+    from repaconv.rewrites.fold.removed_and_added_layers import changed_layers
 
     if _has_other_types(model):
         taken_back = {*taken_back, HARD_SWISH.name, INSTANCE_NORM.name}

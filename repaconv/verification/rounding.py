@@ -5,9 +5,9 @@ numbers, the two graphs differ by more than any fixed tolerance. The comparison 
 *original* network on the same inputs, and allows a stated multiple of it. There are three ways to measure it, the best
 one first:
 
-1. FP32 against float64 (`network_rounding`, `rounding_between`, `float64_agreement.graph_rounding`): run the original
-   network in both. The difference is the rounding error of every number on these inputs, unless the network computes
-   something else in float64 (`float64_agreement`).
+1. FP32 against float64 (`network_rounding`, `rounding_between`, `float64_evaluator_check.graph_rounding`): run the
+   original network in both. The difference is the rounding error of every number on these inputs, unless the network
+   computes something else in float64 (`float64_evaluator_check`).
 2. Moved inputs (`float64_rounding`): two networks in float64 have no better arithmetic to compare with. The original
    runs on inputs that are moved by one unit in the last place.
 3. Moved weights and inputs (`jitter_rounding`): if a graph cannot be evaluated in float64, its weights and inputs are
@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 
 from repaconv.graph.float64_rewriting import Weights, converted
 from repaconv.graph.operator_facts import ARITHMETIC
-from repaconv.verification.evaluated_graph import Evaluated, key_of
 from repaconv.verification.float64_graphs import Float64, wide, widened
+from repaconv.verification.graph_with_cached_outputs import Evaluated, key_of
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.tolerances import EXPORTED_RTOL, FLOAT32
 

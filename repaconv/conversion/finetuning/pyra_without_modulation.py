@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from repaconv.checkpoints import Checkpoint
-from repaconv.conversion.finetuning.dwconv_dropins import LEARNING_RATE
+from repaconv.conversion.finetuning.dwconv_converted_networks import LEARNING_RATE
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, metadata_of
 from repaconv.methods.pyra import METHOD
 from repaconv.methods.pyra.merging_schedules import first_merging_block

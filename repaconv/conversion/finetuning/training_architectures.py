@@ -11,7 +11,7 @@ from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.block_selection import SelectionData, single_block_errors
 from repaconv.conversion.conversion_option_parsing import read_blocks
 from repaconv.conversion.finetuning import (
-    dwconv_dropins,
+    dwconv_converted_networks,
     dwconv_gates,
     nondeep_branches,
     pyra_without_modulation,
@@ -97,7 +97,7 @@ def training_plan_of(method: str, checkpoint: Checkpoint, settings: Mapping[str,
     """
     gated = mapping_at(checkpoint.record, "meta", "gate")
     courses = {
-        "dwconv": dwconv_gates.training_plan if gated else dwconv_dropins.training_plan,
+        "dwconv": dwconv_gates.training_plan if gated else dwconv_converted_networks.training_plan,
         "nondeep": nondeep_branches.training_plan,
         "pyra": pyra_without_modulation.training_plan,
         "repavit": repavit_idle_channels.training_plan,

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from repaconv.backbones.constant_and_prefix_token_mixers import PatchMixerSpec, PrefixedSpec, StaticSpec
 from repaconv.backbones.convolution_mixers import DepthwiseSpec, EnsembledSpec, FullConvSpec, ScatteredSpec
-from repaconv.backbones.static_and_prefix_mixers import PatchMixerSpec, PrefixedSpec, StaticSpec
 from repaconv.backbones.tensor_names import weight_of
 from repaconv.backbones.vit_inference_block import MixerSpec
 from repaconv.backbones.vit_layers import AttentionSpec

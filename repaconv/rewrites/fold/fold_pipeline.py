@@ -27,13 +27,13 @@ from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.max_pools_in_series import POOLS_IN_SERIES
 from repaconv.rewrites.fold.patch_merging import PATCH_MERGING
+from repaconv.rewrites.fold.recombined_operators import FINISH
 from repaconv.rewrites.fold.reductions_in_series import IN_SERIES
-from repaconv.rewrites.fold.restored_operators import FINISH
 from repaconv.rewrites.fold.selections_of_concats import SELECTIONS_OF_CONCATS
 from repaconv.rewrites.fold.shared_weights import KEEP_SHARED, UNSHARE
 from repaconv.rewrites.fold.space_to_depth_convolutions import SPACE_TO_DEPTH
-from repaconv.rewrites.fold.stacked_branches import UNSTACK
 from repaconv.rewrites.fold.unread_tokens import READ_TOKENS
+from repaconv.rewrites.fold.unstacked_branches import UNSTACK
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -25,7 +25,7 @@ from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.shared.task_choice import evaluation_of
-from repaconv.verification.float64_agreement import graph_rounding
+from repaconv.verification.float64_evaluator_check import graph_rounding
 from repaconv.verification.rounding import network_rounding
 from repaconv.verification.tolerances import coarser
 

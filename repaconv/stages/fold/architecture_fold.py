@@ -34,7 +34,7 @@ from repaconv.stages.fold.speed_reverts import fold_with_reverts
 from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.tasks.task_of_network import task_named
-from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.onnx_model_loading import Folded, folded, parts_not_folded
 
 if TYPE_CHECKING:

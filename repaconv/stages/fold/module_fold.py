@@ -41,7 +41,7 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
     """
     import torch
 
-    from repaconv.torch_fold.module_calls import keeping_random_states
+    from repaconv.torch_fold.float64_module_calls import keeping_random_states
 
     require_foldable(module)
     # A trace reads versions, which inference tensors lack.
@@ -183,7 +183,7 @@ def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
         Refused: If it is too large: the keys are the same, but the network is another. Also if the module has hooks,
             which the deploy form would not have.
     """
-    from repaconv.torch_fold.module_calls import KEEPS_STATE, in_float64
+    from repaconv.torch_fold.float64_module_calls import KEEPS_STATE, in_float64
     from repaconv.torch_fold.submodules import is_hooked
     from repaconv.torch_fold.whole_module_check import Whole
     from repaconv.verification.rounding import ALGEBRA_RTOL

@@ -32,8 +32,8 @@ from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.stages.shared.preset_choice import GraphPreset, choose_preset, require_known_preset
 from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.tasks.task_of_network import task_named
-from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import require_runnable, verification_links
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.onnx_model_loading import folded, inputs_of, loaded, parts_not_folded
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from repaconv.results import Link
 from repaconv.rewrites.fold.fold_barriers import PREFIX
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, Refold, Reverts, refold_without, revert_harmful
-from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import not_equal, rounds_worse, verification_links
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.numerical_cancellation import small_values
 from repaconv.verification.rounding import MEASURED_TIMES
 

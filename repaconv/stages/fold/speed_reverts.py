@@ -16,7 +16,7 @@ from repaconv.core.errors import RepaconvError
 from repaconv.core.progress import Progress
 from repaconv.results import Ratio
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, Refold, Reverts, fold_no_larger, revert_harmful
-from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 
 if TYPE_CHECKING:
     import onnx

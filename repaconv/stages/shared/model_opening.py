@@ -14,7 +14,7 @@ from repaconv.results import Link
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.engine_files import build_of, engine_of, open_engine
 from repaconv.stages.shared.task_choice import evaluation_of, size_in
-from repaconv.verification.float64_agreement import graph_rounding
+from repaconv.verification.float64_evaluator_check import graph_rounding
 from repaconv.verification.onnx_model_loading import inputs_of
 from repaconv.verification.rounding import network_rounding
 from repaconv.verification.tolerances import coarser

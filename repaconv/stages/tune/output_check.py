@@ -26,9 +26,9 @@ from repaconv.core.errors import Refused
 from repaconv.results import Deployment, ImageSize, Verdict
 from repaconv.stages.shared.input_selection import fixed_batch
 from repaconv.stages.tune.search import Candidates
-from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.float64_agreement import NEAR_ONE, differing_operators
+from repaconv.verification.float64_evaluator_check import NEAR_ONE, differing_operators
 from repaconv.verification.float64_graphs import Float64
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.model_runners import FixedBatch, load_onnx
 from repaconv.verification.probe_inputs import PROBE_GAINS
 from repaconv.verification.rounding import MEASURED, Rounding, apart, moved_weights, movement, network_rounding

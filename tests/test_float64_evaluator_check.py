@@ -19,12 +19,12 @@ from repaconv.engines.onnxruntime_cpu import settings_for
 from repaconv.results import Link, Tolerance
 from repaconv.sources.onnx_graph_runner import GraphForm
 from repaconv.sources.source_of_run import source_model_of
-from repaconv.verification import float64_agreement, float64_graphs
+from repaconv.verification import float64_evaluator_check, float64_graphs
 from repaconv.verification.comparison import NUMBERS_IN_CACHE, Comparison, PerNeighborhood, surely_within
-from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.float64_agreement import NODES_AT_ONCE, differing_operators, graph_rounding
+from repaconv.verification.float64_evaluator_check import NODES_AT_ONCE, differing_operators, graph_rounding
 from repaconv.verification.float64_graphs import ReferenceEvaluation
 from repaconv.verification.folded_graph_verification import verification_links
+from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.rounding import Rounding, network_rounding
 from repaconv.verification.tolerances import tolerance
 
@@ -253,7 +253,7 @@ def test_values_that_are_read_far_behind_are_those_of_the_graph(between, wrong_k
 
 
 def test_every_node_is_computed_once_per_inference(monkeypatch):
-    computed, opened = [], float64_agreement.load_onnx
+    computed, opened = [], float64_evaluator_check.load_onnx
 
     def counting(model, **options):
         session = opened(model, **options)
@@ -261,7 +261,7 @@ def test_every_node_is_computed_once_per_inference(monkeypatch):
         session.run = lambda feeds: computed.extend(node.output[0] for node in model.graph.node) or run(feeds)
         return session
 
-    monkeypatch.setattr(float64_agreement, "load_onnx", counting)
+    monkeypatch.setattr(float64_evaluator_check, "load_onnx", counting)
     model = net(2, [("Conv", "x w", "a0"), *CHAIN, ("Abs", f"a{NODES_AT_ONCE}", "b"), ("Add", "a0 b", "y")])
     calls = [images(2, seed) for seed in range(3)]
     assert differing_operators(model, Evaluated(model).float64, *calls) == ""
@@ -276,9 +276,9 @@ REPEATED = [
 
 def test_of_equal_operators_on_values_of_one_range_one_stands_for_all(monkeypatch):
     compared = []
-    right = float64_agreement._agrees
+    right = float64_evaluator_check._agrees
     monkeypatch.setattr(
-        float64_agreement, "_agrees", lambda node, *given: compared.append(node.output[0]) or right(node, *given)
+        float64_evaluator_check, "_agrees", lambda node, *given: compared.append(node.output[0]) or right(node, *given)
     )
     weights = {"w": 0.1 * KERNEL, "large": np.array(1e4)}
     assert not doubt(Net(REPEATED, weights, {"x": (F, (2, 4, 8, 8))}, {"y": F}).model())
@@ -387,7 +387,7 @@ def test_of_an_input_that_agreed_it_is_not_asked_again(monkeypatch):
     def refuses(*given):
         raise RuntimeError("asked")
 
-    monkeypatch.setattr(float64_agreement, "_RuntimeValues", refuses)
+    monkeypatch.setattr(float64_evaluator_check, "_RuntimeValues", refuses)
     assert differing_operators(model, evaluator, one) == ""
     with pytest.raises(RuntimeError, match="asked"):
         differing_operators(model, evaluator, one, other)

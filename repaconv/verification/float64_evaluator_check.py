@@ -23,8 +23,8 @@ from repaconv.engines.contract import Feeds, Session
 from repaconv.graph.onnx_files import names_read
 from repaconv.results import Tolerance
 from repaconv.verification.comparison import Comparison, PerNeighborhood, surely_within
-from repaconv.verification.evaluated_graph import Evaluated, key_of
 from repaconv.verification.float64_graphs import Float64, ReferenceEvaluation, wide
+from repaconv.verification.graph_with_cached_outputs import Evaluated, key_of
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.onnx_model_loading import loaded
 from repaconv.verification.rounding import (

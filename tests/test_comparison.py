@@ -9,7 +9,14 @@ import pytest
 
 from repaconv.results import Tolerance
 from repaconv.verification.accuracy_budget import Budget
-from repaconv.verification.comparison import Channels, Comparison, PerImage, PerNeighborhood, link_between, overall_link
+from repaconv.verification.comparison import (
+    ChannelSizes,
+    Comparison,
+    PerImage,
+    PerNeighborhood,
+    link_between,
+    overall_link,
+)
 from repaconv.verification.output_metrics import mcnemar
 from repaconv.verification.rounding import JITTERED, JITTERED_TIMES, MEASURED, MEASURED_TIMES, MOST_EXPLAINED, Rounding
 from repaconv.verification.tolerances import LEAST_OUTPUT_CHANGE, tolerance
@@ -97,7 +104,7 @@ def test_a_lossy_link_counts_no_exact_differences():
 
 def test_channels_are_as_large_as_in_any_probe_relative_to_it_and_no_larger_than_in_all():
     one, other = np.array([[1.0, 4.0, 1e-9]]), np.array([[100.0, 1.0, 0.0]])
-    channels = Channels([{"y": one, "mask": one > 0}, {"y": other, "mask": other > 0}])
+    channels = ChannelSizes([{"y": one, "mask": one > 0}, {"y": other, "mask": other > 0}])
     np.testing.assert_allclose(channels.scale("y", one), [[4, 4, 1e-9]])
     np.testing.assert_allclose(channels.scale("y", other), [[100, 4, 1e-9]])
     np.testing.assert_allclose(channels.scale("unknown", one), one)
@@ -107,14 +114,14 @@ def test_channels_are_as_large_as_in_any_probe_relative_to_it_and_no_larger_than
 
 def test_channels_never_make_an_image_larger_than_its_largest_number():
     loud, quiet = 1e4 * RIGHT, RIGHT[:1]
-    channels = Channels([{"y": loud}, {"y": quiet}])
+    channels = ChannelSizes([{"y": loud}, {"y": quiet}])
     assert (channels.scale("y", np.abs(quiet)) <= np.abs(quiet).max()).all()
     assert (channels.scale("y", np.abs(quiet)) >= np.abs(quiet)).all()
 
 
 def test_a_class_near_zero_in_one_image_is_held_to_its_size_in_all():
     right = np.array([[1e-7, 1.0, 2.0, 1e-3]])
-    channels = Channels([{"y": right}, {"y": np.array([[1.0, 1.0, 1.0, 1e-3]])}])
+    channels = ChannelSizes([{"y": right}, {"y": np.array([[1.0, 1.0, 1.0, 1e-3]])}])
 
     def verdict(error, channels):
         one = Comparison("candidate", EXACT, scale=PerNeighborhood, fixed=["y"], channels=channels)

@@ -296,14 +296,14 @@ def test_positions_are_resampled_as_the_official_code_does():
     from repaconv.backbones.vit import ViT, ViTConfig
     from repaconv.backbones.vit_layers import MlpSpec
     from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, PlainBlock
-    from repaconv.backbones.vit_training_norms import Norms
+    from repaconv.backbones.vit_training_norms import NormSettings
     from repaconv.method_api.fold_error import loaded
 
     weights = torch.load(path, weights_only=True)
     weights.pop("mask_token")
     weights["pos_embed"] = resample(weights["pos_embed"], 1, (8, 8), (10, 9), "offset")
     config = ViTConfig((140, 126), 14, 64, 0, (None,) * 4)
-    traits = BlockTraits.read({n.removeprefix("blocks.0."): w for n, w in weights.items()}, Norms(1e-6))
+    traits = BlockTraits.read({n.removeprefix("blocks.0."): w for n, w in weights.items()}, NormSettings(1e-6))
     net = ViT(config, lambda config, _: PlainBlock(config, PlainAttention(64, 4), MlpSpec(256).build(64), traits))
     with np.load(path.with_suffix(".npz")) as recorded, torch.no_grad():
         output = loaded(net, weights)(torch.from_numpy(recorded["input_interp"]).double()).numpy()

@@ -20,7 +20,7 @@ from repaconv.methods.riformer import METHOD as RIFORMER
 from repaconv.testing import assert_parity
 from repaconv.verification.divergence_location import locate
 from repaconv.verification.input_batches import random_inputs
-from repaconv.verification.model_runners import OnnxTrace, TorchRunner, TorchTrace, load_onnx
+from repaconv.verification.model_runners import OnnxValues, TorchRunner, TorchValues, load_onnx
 
 # (net, layer, weight): each kind of layer that deploy forms have
 PLANTED = [
@@ -89,7 +89,7 @@ def test_one_wrong_element_is_found_in_torch(name, layer, weight):
     build, weights, images = net(name)
     right = TorchRunner(build(), weights, double=True)
     wrong = TorchRunner(build(), one_wrong(weights, f"{layer}.{weight}"), double=False)
-    found = locate(TorchTrace(right), TorchTrace(wrong), {"input": images}, allowed=1e-5)
+    found = locate(TorchValues(right), TorchValues(wrong), {"input": images}, allowed=1e-5)
     assert found.module == layer, found.reason
 
 
@@ -137,11 +137,11 @@ def test_one_wrong_element_is_found_in_a_graph(name):
         if (wrong := in_graph(model, layer)) is None:
             continue
         planted += 1
-        traced = OnnxTrace(wrong, load_onnx, by_module=True)
-        by_module = locate(TorchTrace(runner), traced, {"input": images}, allowed=1e-5)
+        traced = OnnxValues(wrong, load_onnx, by_module=True)
+        by_module = locate(TorchValues(runner), traced, {"input": images}, allowed=1e-5)
         assert by_module.module == layer, by_module.reason
         sound, broken = (
-            OnnxTrace(each, load_onnx, by_module=False) for each in (simplified, in_graph(simplified, layer))
+            OnnxValues(each, load_onnx, by_module=False) for each in (simplified, in_graph(simplified, layer))
         )
         by_value = locate(sound, broken, {"input": images}, allowed=1e-5)
         assert by_value.module == layer, by_value.reason
@@ -151,8 +151,8 @@ def test_one_wrong_element_is_found_in_a_graph(name):
 def test_sound_forms_part_nowhere():
     for name in ("repavit-tiny", "riformer"):
         model, runner = graph(name)
-        traced = OnnxTrace(model, load_onnx, by_module=True)
-        found = locate(TorchTrace(runner), traced, {"input": net(name)[2]}, allowed=1e-5)
+        traced = OnnxValues(model, load_onnx, by_module=True)
+        found = locate(TorchValues(runner), traced, {"input": net(name)[2]}, allowed=1e-5)
         assert found.module == ""
         assert len(found.drift) > 10
         assert max(row.max_rel_error for row in found.drift) < 1e-4

@@ -27,7 +27,7 @@ from repaconv.stages.recipe import plan
 from repaconv.stages.recipe import plan as walking
 from repaconv.stages.recipe import run as running
 from repaconv.stages.recipe.gate import gate
-from repaconv.stages.recipe.plan import GONE, Digests, Journal, Step, StepOutputs, execute_steps, preview
+from repaconv.stages.recipe.plan import GONE, Digests, Journal, RecipeStep, StepOutputs, execute_steps, preview
 from repaconv.stages.recipe.recipe_file import Recipe
 from repaconv.stages.recipe.run import run
 
@@ -58,10 +58,10 @@ class World:
         for name in "abcde":
             (folder / name).write_text("0")
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[RecipeStep]:
         names = [name for name in AFTER if name not in self.dropped]
         return [
-            Step(
+            RecipeStep(
                 name,
                 {"n": self.asked[name]},
                 lambda name=name: {f"{name}'s file": self.folder / name},
@@ -164,7 +164,7 @@ def test_what_is_left_is_foretold_only_by_what_it_took_before(tmp_path, monkeypa
             return StepOutputs([tmp_path / turn.step.name], True)
 
         told.clear()
-        execute_steps([Step(name) for name in names], Journal(tmp_path, "r.toml"), do, again=True, others="abc")
+        execute_steps([RecipeStep(name) for name in names], Journal(tmp_path, "r.toml"), do, again=True, others="abc")
         return [each[0] for each in told.values()]
 
     assert left("ab", 10) == [None, None]

@@ -156,7 +156,7 @@ def located(link: Any, step: Step, folder: Path, images: Any) -> Any:
     from repaconv.stages.shared.target_lookup import load_target
     from repaconv.stages.verify.layer_divergence import within_engine
     from repaconv.verification.divergence_location import locate
-    from repaconv.verification.model_runners import TorchTrace
+    from repaconv.verification.model_runners import TorchValues
 
     if link.verdict != "failed":
         return link
@@ -165,7 +165,7 @@ def located(link: Any, step: Step, folder: Path, images: Any) -> Any:
     eager = plugins.load(plugins.ENGINES, load_target(plain).runtime)
     if "networks" in eager.can:
         allowed = link.tolerance.rtol if link.tolerance.kind == "exact" else None
-        trace = TorchTrace(eager.open(right.network(DEPLOY), SessionSpec(precision=precision)))
+        trace = TorchValues(eager.open(right.network(DEPLOY), SessionSpec(precision=precision)))
         found = locate(right.exact.trace(), trace, feeds, allowed=allowed, decides=right.decides)
     else:
         taken = export_for(right.run, right.folded, plain, "fp32" if precision == "tf32" else precision)

@@ -44,7 +44,7 @@ def cost_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> Cos
     return _counted(products, module, "")
 
 
-class Norms(NamedTuple):
+class NormModules(NamedTuple):
     """The modules of a network that normalize by statistics of their input, and those that scale or shift after it."""
 
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ class _Watching(TorchFunctionMode):
         return given[0] if given and function in _SKIPPED else function(*given, **(named or {}))
 
 
-def norms_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> Norms:
+def norms_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> NormModules:
     """The norms that run for one input, by the names of their modules, on the meta device."""
     watching = _Watching()
     with torch.device("meta"), torch.no_grad():
@@ -84,7 +84,7 @@ def norms_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> No
             part.register_forward_hook(lambda *_: watching.inside.pop() and None)
         with watching:
             module(torch.empty(1, *input_shape))
-    return Norms(tuple(watching.names), tuple(watching.affine))
+    return NormModules(tuple(watching.names), tuple(watching.affine))
 
 
 def costs_by_block(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> dict[str, Cost]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.vit import ViTConfig
 from repaconv.backbones.vit_layers import LayerScale
-from repaconv.backbones.vit_training_norms import Norms, NormTraits
+from repaconv.backbones.vit_training_norms import NormSettings, NormTraits
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class BlockTraits:
     scale2: bool
 
     @classmethod
-    def read(cls, block: Mapping[str, Tensor], norms: Norms) -> BlockTraits:
+    def read(cls, block: Mapping[str, Tensor], norms: NormSettings) -> BlockTraits:
         """Read them from a block's tensors, by their names within the block."""
         return cls(
             NormTraits.read(block, "norm1", norms),

@@ -30,8 +30,8 @@ class NormTraits:
     eps: float
 
     @classmethod
-    def read(cls, block: Mapping[str, Tensor], name: str, norms: Norms) -> NormTraits:
-        """Read the norm from the keys of a block; if it has no keys, it is the one of `Norms.bare`."""
+    def read(cls, block: Mapping[str, Tensor], name: str, norms: NormSettings) -> NormTraits:
+        """Read the norm from the keys of a block; if it has no keys, it is the one of `NormSettings.bare`."""
         if not any(key.startswith(f"{name}.") for key in block):
             return cls(norms.bare.get(name), norms.eps)
         kind = norm_kind(block, f"{name}.")
@@ -67,7 +67,7 @@ def norm_kind(tensors: Mapping[str, Tensor], prefix: str) -> Literal["layer", "b
 
 
 @dataclass(frozen=True)
-class Norms:
+class NormSettings:
     """The settings of a network's norms that no tensor shows.
 
     Attributes:
@@ -81,7 +81,7 @@ class Norms:
     bare: Mapping[str, NormKind | None] = field(default_factory=dict)
 
 
-def read_norms(tensors: Mapping[str, Tensor], reader: SettingsReader, *, without: tuple[str, ...] = ()) -> Norms:
+def read_norms(tensors: Mapping[str, Tensor], reader: SettingsReader, *, without: tuple[str, ...] = ()) -> NormSettings:
     """Read the norm settings of all blocks: ``norm_eps``, ``bn_eps``, and ``norm1`` and ``norm2`` if they have no keys.
 
     Args:
@@ -103,7 +103,7 @@ def read_norms(tensors: Mapping[str, Tensor], reader: SettingsReader, *, without
         if lacking and name not in without:
             why = f"blocks.{lacking[0]} has no key of {name}: it has no norm, or a LayerNorm without weight and bias"
             bare[name] = "plain" if reader.need(name, one_of("plain", "none"), "plain", why) == "plain" else None
-    return Norms(reader.take("norm_eps", small, LAYER_EPS), read_batch_eps(tensors, reader), bare)
+    return NormSettings(reader.take("norm_eps", small, LAYER_EPS), read_batch_eps(tensors, reader), bare)
 
 
 _BATCHNORM = re.compile(r"^(?:fc_norm|norm|blocks\.\d+\.(?:attn\.norm|norm1|norm2))\.running_mean$")

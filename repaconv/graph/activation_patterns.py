@@ -121,17 +121,17 @@ def _elementwise_nodes(last: ir.Node, root: ir.Value) -> set[ir.Node] | None:
     return inside
 
 
-Step = tuple[str, tuple[tuple[str, Any], ...], tuple[int | float, ...]]
+NodeDescription = tuple[str, tuple[tuple[str, Any], ...], tuple[int | float, ...]]
 """One node of an activation: operator, attributes and inputs.
 
 An integer input is 0 for x, or the 1-based number of an earlier step. A float input is a constant.
 """
 
 
-def _recipe(nodes: list[ir.Node], root: ir.Value) -> tuple[Step, ...]:
+def _recipe(nodes: list[ir.Node], root: ir.Value) -> tuple[NodeDescription, ...]:
     """Describe an activation as steps; equal activations have equal steps."""
     places: dict[Any, int] = {root: 0}
-    steps: list[Step] = []
+    steps: list[NodeDescription] = []
     for node in nodes:
         inputs = tuple(places[v] if v in places else float(scalar(v) or 0.0) for v in node.inputs)
         entries = tuple(sorted((name, entry.value) for name, entry in node.attributes.items()))

@@ -16,7 +16,7 @@ from repaconv.graph.nodes_and_constants import Array, Writer, attribute, made_by
 from repaconv.graph.operator_facts import VIEWS
 from repaconv.graph.symbolic_shapes import Size, as_numbers, rank_of, sizes
 from repaconv.graph.tensor_views import View
-from repaconv.graph.view_chains import chain_of, columns_of, reads, view_of, view_of_chain
+from repaconv.graph.view_chains import chain_up_from, columns_of, reads, view_of, view_of_chain
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -140,7 +140,7 @@ def heads_of(value: ir.Value | None, *, transposed: bool = False) -> Heads | Non
     """
     if value is None:
         return None
-    chain = chain_of(value)
+    chain = chain_up_from(value)
     found = None
     for length in range(2, len(chain) + 1):
         if rank_of(chain[length - 1]) == 3 and (read := _heads_of_chain(chain[:length], transposed=transposed)):
@@ -213,7 +213,7 @@ class Projection:
 
 def heads_at_layer(heads: Heads) -> Heads:
     """Return the same heads as columns of the tensor that their source is a slice of, if it is one."""
-    view = view_of_chain(chain_of(heads.source))
+    view = view_of_chain(chain_up_from(heads.source))
     columns = view.columns(2) if view is not None and len(view.of) == len(view.axes) == 3 else None
     if (
         view is None

@@ -131,7 +131,7 @@ def _same(value: ir.Value | None) -> ir.Value | None:
 # --- The values that are a norm.
 
 
-class Norms:
+class NormFormulas:
     """The values that are a norm by a root of a variance.
 
     Args:

@@ -44,7 +44,7 @@ def reads(source: ir.Value) -> list[Read]:
     return found
 
 
-def chain_of(value: ir.Value) -> list[ir.Value]:
+def chain_up_from(value: ir.Value) -> list[ir.Value]:
     """Return the value, what it was moved or scaled from, and so on, up to a value that is computed."""
     chain = [value]
     while (node := chain[-1].producer()) is not None and (place := _moved_input(node)) is not None:

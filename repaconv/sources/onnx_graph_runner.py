@@ -15,7 +15,7 @@ from repaconv.graph.element_type_conversion import retyped
 from repaconv.verification.float64_evaluator_check import differing_operators
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.input_batches import FLOATS
-from repaconv.verification.model_runners import FixedBatch, OnnxTrace, Runner, load_onnx, named
+from repaconv.verification.model_runners import FixedBatch, OnnxValues, Runner, load_onnx, named
 from repaconv.verification.rounding import JITTER, JITTERS, jittered_feeds, moved_weights
 from repaconv.verification.tolerances import FLOAT32
 
@@ -36,7 +36,7 @@ class WithInputs:
 
 @dataclass
 class GraphForm:
-    """An ONNX graph as a form of the source model; see `repaconv.sources.source_model.Form`.
+    """An ONNX graph as a form of the source model; see `repaconv.sources.source_model.NetworkForm`.
 
     Attributes:
         model: The graph.
@@ -65,7 +65,7 @@ class GraphForm:
     def undecided(self) -> NDArray[np.bool_] | None:
         """The images [n] of the last run, or the call [1], whose outputs change when weights and inputs are perturbed.
 
-        The perturbation is as small as rounding; see `Form`.
+        The perturbation is as small as rounding; see `NetworkForm`.
         """
         if not self.decides or self._last is None:
             return None
@@ -78,17 +78,17 @@ class GraphForm:
         return changed
 
     def float64_doubt(self, feeds: Feeds) -> str:
-        """The operators whose evaluation in float64 is not ONNX Runtime's, in words; see `Form`."""
+        """The operators whose evaluation in float64 is not ONNX Runtime's, in words; see `NetworkForm`."""
         compared = _Compared(self.model, self._runner)
         arrays = named([port.name for port in self.inputs], feeds)
         given = {port.name: _cast(arrays[port.name], port.dtype) for port in self.inputs}
         FixedBatch(WithInputs(compared, self.inputs), self.batch).run(given)
         return next(filter(None, compared.found), "")
 
-    def trace(self) -> OnnxTrace:
+    def trace(self) -> OnnxValues:
         """Give access to the intermediate values by name, in float32: what is located is larger than rounding."""
         single = retyped(self.model, {11: 1}) if self.double else self.model
-        return OnnxTrace(single, load_onnx, by_module=False)
+        return OnnxValues(single, load_onnx, by_module=False)
 
     def _run(self, runner: Runner, feeds: Feeds) -> dict[str, Any]:
         arrays = named([port.name for port in self.inputs], feeds)

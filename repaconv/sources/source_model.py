@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from repaconv.graph.rewrite_contract import Rewrite
     from repaconv.sources.verified_onnx_export import Graph
     from repaconv.verification.input_batches import Inputs
-    from repaconv.verification.model_runners import Trace
+    from repaconv.verification.model_runners import IntermediateValues
 
 DEPLOY, TRAINING = "deploy form", "training form"
 
@@ -55,7 +55,7 @@ class GraphSpec:
     simplifiers: tuple[str, ...] = TOOLS
 
 
-class Form(Protocol):
+class NetworkForm(Protocol):
     """A form of the network, e.g. the original in float64: it can be run, and its intermediate values can be read."""
 
     @property
@@ -71,7 +71,7 @@ class Form(Protocol):
     def float64_doubt(self, feeds: Feeds) -> str:
         """Why this form in float64 is not the same network as in float32; empty if it is."""
 
-    def trace(self) -> Trace:
+    def trace(self) -> IntermediateValues:
         """Give access to the intermediate values."""
 
 
@@ -115,22 +115,22 @@ class SourceModel(Protocol):
         """Whether the network makes discrete decisions, e.g. which tokens to merge."""
 
     @property
-    def reference(self) -> Form:
+    def reference(self) -> NetworkForm:
         """The original network in float64: the reference of every comparison."""
 
     @property
-    def exact(self) -> Form:
+    def exact(self) -> NetworkForm:
         """The network, folded again, in float64."""
 
     @property
-    def as_exported(self) -> Form | None:
+    def as_exported(self) -> NetworkForm | None:
         """The graph that torch's exporter wrote, in float64; only where the exporter rounded numbers to float32."""
 
     @property
-    def stored(self) -> Form:
+    def stored(self) -> NetworkForm:
         """The folded network in float32, with the weights that the run stores."""
 
-    def single(self) -> Form:
+    def single(self) -> NetworkForm:
         """Build the original network in float32, which shows the effect of rounding alone."""
 
     def network(self, form: str) -> Network:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Feeds
     from repaconv.graph.rewrite_contract import Rewrite
-    from repaconv.sources.source_model import Form, GraphSpec
-    from repaconv.verification.model_runners import Trace
+    from repaconv.sources.source_model import GraphSpec, NetworkForm
+    from repaconv.verification.model_runners import IntermediateValues
 
 EXPORTED, FORM, SIMPLIFIED = "ONNX as exported", "ONNX, rewritten", "ONNX simplified"
 LEFT_OUT = 3
@@ -201,7 +201,13 @@ class ExpectedOutputs(NamedTuple):
 
     @classmethod
     def of(
-        cls, form: Form, feeds: Sequence[Feeds], ways: Proving, *, whole: bool = False, exact: Form | None = None
+        cls,
+        form: NetworkForm,
+        feeds: Sequence[Feeds],
+        ways: Proving,
+        *,
+        whole: bool = False,
+        exact: NetworkForm | None = None,
     ) -> ExpectedOutputs:
         """Take the outputs of a form as expected; with ``exact``, its float64 version, also measure the rounding."""
         expected: Outputs = []
@@ -231,15 +237,15 @@ class ExpectedOutputs(NamedTuple):
             found.add(got, right, undecided=unsure, whole=self.whole, rounding=rounding)
         return overall_link(found.links(name, ends[0]))
 
-    def located(self, link: Link, right: Trace, wrong: onnx.ModelProto, *, by_module: bool) -> Link:
+    def located(self, link: Link, right: IntermediateValues, wrong: onnx.ModelProto, *, by_module: bool) -> Link:
         """Add to a failed link the first layer at which reference and candidate differ."""
         from repaconv.verification.divergence_location import locate
-        from repaconv.verification.model_runners import OnnxTrace
+        from repaconv.verification.model_runners import OnnxValues
 
         if link.verdict != "failed":
             return link
         assert link.tolerance is not None
-        candidate = OnnxTrace(wrong, load_onnx, by_module=by_module)
+        candidate = OnnxValues(wrong, load_onnx, by_module=by_module)
         where = locate(right, candidate, self.feeds[0], allowed=link.tolerance.rtol)
         return link.model_copy(update={"location": where})
 
@@ -269,12 +275,12 @@ def _with_simplification(
 ) -> Graph:
     """Simplify the graph; keep the original graph if the result computes something else."""
     from repaconv.onnx_export.onnx_simplifiers import simplify
-    from repaconv.verification.model_runners import OnnxTrace
+    from repaconv.verification.model_runners import OnnxValues
 
     ends = (FORM if graph.changes else EXPORTED, SIMPLIFIED)
 
     def compare(smaller: onnx.ModelProto) -> Link:
-        right = OnnxTrace(graph.model, load_onnx, by_module=False)
+        right = OnnxValues(graph.model, load_onnx, by_module=False)
         return expected.located(
             expected.link("simplified", ends, expected.run(smaller)), right, smaller, by_module=False
         )

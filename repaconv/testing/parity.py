@@ -203,9 +203,9 @@ class _OnnxModel:
         """See `repaconv.verification.model_runners`."""
         import onnx
 
-        from repaconv.verification.model_runners import OnnxTrace
+        from repaconv.verification.model_runners import OnnxValues
 
-        return OnnxTrace(onnx.load(self.path), self._load, by_module=by_module)
+        return OnnxValues(onnx.load(self.path), self._load, by_module=by_module)
 
 
 class _Module:
@@ -238,9 +238,9 @@ class _Module:
 
     def trace(self, *, by_module: bool) -> Any:
         """See `repaconv.verification.model_runners`."""
-        from repaconv.verification.model_runners import TorchTrace
+        from repaconv.verification.model_runners import TorchValues
 
-        return TorchTrace(self.runner)
+        return TorchValues(self.runner)
 
 
 def _runner(given: Runs) -> _OnnxModel | _Module:

@@ -34,14 +34,14 @@ from repaconv.torch_fold.float64_module_calls import (
     usable,
     with_random_inputs,
 )
-from repaconv.torch_fold.module_changes import applied
+from repaconv.torch_fold.module_changes import with_change
 from repaconv.torch_fold.structural_fold import fold_structure
 from repaconv.torch_fold.submodules import (
     New,
     child_at,
+    dotted_name,
     dtype_at,
     is_hooked,
-    joined,
     like,
     put,
     replaced,
@@ -222,7 +222,7 @@ def fold_parts(
     found = (structured and structured.found) or whole.compare(after, len(edits))
     folded = _copied(module, edits)
     for change in changes:
-        folded = applied(folded, change)
+        folded = with_change(folded, change)
     steps = [FoldStep(module=each.name or ".", folded=(each.description,), max_rel_error=each.error) for each in edits]
     error, sizes = found.error, ", ".join(dict.fromkeys(found.inputs))
     steps += [FoldStep(module=each.at or ".", folded=(each.description,), max_rel_error=error) for each in changes]
@@ -257,7 +257,9 @@ class _Folding:
                 if (edit := _verified(part, name, guess, calls)) is None:
                     continue
                 before = {at: part.get_submodule(at) for at in edit.new}
-                typed = ((new.parameters(), dtype_at(self._module, joined(name, at))) for at, new in edit.new.items())
+                typed = (
+                    (new.parameters(), dtype_at(self._module, dotted_name(name, at))) for at, new in edit.new.items()
+                )
                 why = self._untouchable(name, before) or next(filter(None, (too_large(*each) for each in typed)), "")
                 if not why:
                     root = replaced(root, name, edit.new)
@@ -276,7 +278,7 @@ class _Folding:
     def _untouchable(self, name: str, old: New) -> str:
         """Why these children may not be replaced; empty if they may be."""
         for at, child in old.items():
-            place = joined(name, at)
+            place = dotted_name(name, at)
             if any(other == place or other.startswith(f"{place}.") or not place for other in self._shared):
                 return f"{place or 'it'} or what it holds is shared"
             if any(is_hooked(part) for part in child.modules()):
@@ -328,6 +330,6 @@ def _copied(module: nn.Module, edits: list[Edit]) -> nn.Module:
     folded = copy.deepcopy(module).eval()
     for edit in edits:
         for at, new in edit.new.items():
-            place = joined(edit.name, at)
+            place = dotted_name(edit.name, at)
             folded = put(folded, place, like(new, module, place))
     return folded

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from repaconv.torch_fold.module_trace import Called, Step, Trace, Value
-from repaconv.torch_fold.submodules import dtype_at, is_hooked, joined, like, put, too_large
+from repaconv.torch_fold.module_trace import FunctionCall, FunctionTrace, SubmoduleCall, Value
+from repaconv.torch_fold.submodules import dotted_name, dtype_at, is_hooked, like, put, too_large
 
 Weights = dict[str, "np.ndarray | float | None"]
 """New parameters by their full names, in float64: an array, None to remove the parameter, or a number to replace it."""
@@ -62,7 +62,7 @@ class Unfolded:
     why: str
 
 
-def applied(root: nn.Module, change: ModuleChange) -> nn.Module:
+def with_change(root: nn.Module, change: ModuleChange) -> nn.Module:
     """Apply a fold to a module in place; new parameters get the dtype and device of the old ones."""
     for name, array in change.weights.items():
         owner, _, last = name.rpartition(".")
@@ -77,7 +77,9 @@ def applied(root: nn.Module, change: ModuleChange) -> nn.Module:
         setattr(part, last, None if new is None else nn.Parameter(new, requires_grad=typed.requires_grad))
     for name, links in change.rebuilt.items():
         parts = [
-            root.get_submodule(joined(name, link)) if isinstance(link, str) else like(copy.deepcopy(link), root, name)
+            root.get_submodule(dotted_name(name, link))
+            if isinstance(link, str)
+            else like(copy.deepcopy(link), root, name)
             for link in links
         ]
         made = parts[0] if len(parts) == 1 else nn.Sequential(*parts) if parts else nn.Identity()
@@ -102,7 +104,7 @@ class Places:
     """
 
     def __init__(
-        self, root: nn.Module, trace: Trace, shared: set[str], keeps_state: Callable[[], bool], given: nn.Module
+        self, root: nn.Module, trace: FunctionTrace, shared: set[str], keeps_state: Callable[[], bool], given: nn.Module
     ) -> None:
         self.root, self.trace, self._shared, self.keeps_state, self._given = root, trace, shared, keeps_state, given
         self._calls = Counter(call.name for call in trace.calls)
@@ -129,13 +131,13 @@ class Places:
         calls = self._calls[name]
         if calls != 1 and not (repeats and calls):
             return f"it is called {calls} times in one run"
-        inner = ((joined(name, at), part) for at, part in self.root.get_submodule(name).named_modules())
+        inner = ((dotted_name(name, at), part) for at, part in self.root.get_submodule(name).named_modules())
         hooked = next((at for at, part in inner if goes(at) and is_hooked(part)), None)
         if hooked is not None:
             return f"{hooked or 'it'} has a hook, a parametrization or a forward of its own"
         return ""
 
-    def owner(self, step: Step, *values: Value | None) -> str | None:
+    def owner(self, step: FunctionCall, *values: Value | None) -> str | None:
         """The submodule that holds these parameters, if only this step of it reads them and they may be changed."""
         names = {value.name for value in values if value is not None}
         owners = {name.rpartition(".")[0] for name in names}
@@ -156,7 +158,7 @@ class Places:
         return next((type(self.root.get_submodule(step.module)).__name__ for step in steps), "")
 
     @staticmethod
-    def _callers(call: Called) -> list[Called]:
+    def _callers(call: SubmoduleCall) -> list[SubmoduleCall]:
         """A call, the call that it was made in, and so on."""
         found = [call]
         while (parent := found[-1].parent) is not None:
@@ -175,7 +177,9 @@ class Places:
         """Whether a fold increases the number of parameters and statistics."""
         gone = sum(size for name, size in self._sizes.items() if any(within(name, part) for part in change.rebuilt))
         kept = [part for links in change.rebuilt.values() for part in links if isinstance(part, nn.Module)]
-        inner = [joined(at, part) for at, links in change.rebuilt.items() for part in links if isinstance(part, str)]
+        inner = [
+            dotted_name(at, part) for at, links in change.rebuilt.items() for part in links if isinstance(part, str)
+        ]
         gone -= sum(size for name, size in self._sizes.items() if any(within(name, part) for part in inner))
         gone += sum(self._sizes.get(name, 0) for name in change.weights)
         new = sum(array.size for array in change.weights.values() if isinstance(array, np.ndarray))

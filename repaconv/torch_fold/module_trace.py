@@ -59,10 +59,10 @@ class Value:
     """
 
     tensor: Tensor
-    step: Step | None = None
+    step: FunctionCall | None = None
     constant: bool = False
     name: str = ""
-    reads: list[Step] = field(default_factory=list)
+    reads: list[FunctionCall] = field(default_factory=list)
     result: bool = False
     written: bool = False
 
@@ -80,13 +80,13 @@ class Value:
         return tuple(self.tensor.shape)
 
     @property
-    def only_read(self) -> Step | None:
+    def only_read(self) -> FunctionCall | None:
         """The only step that reads it; None if there are several or it is an output."""
         return self.reads[0] if len(self.reads) == 1 and not self.result else None
 
 
 @dataclass(eq=False)
-class Step:
+class FunctionCall:
     """One call of a torch function in the trace.
 
     Attributes:
@@ -139,7 +139,7 @@ class Step:
 
 
 @dataclass(eq=False)
-class Called:
+class SubmoduleCall:
     """One call of a submodule.
 
     Attributes:
@@ -152,25 +152,25 @@ class Called:
     """
 
     name: str
-    parent: Called | None
+    parent: SubmoduleCall | None
     first: int
     last: int = 0
     input: Value | None = None
     output: Value | None = None
 
-    def has(self, step: Step) -> bool:
+    def has(self, step: FunctionCall) -> bool:
         """Whether a step ran in this call."""
         return self.first <= step.place < self.last
 
 
-class Trace(TorchFunctionMode):
+class FunctionTrace(TorchFunctionMode):
     """The steps of one run, and the calls of submodules in the order in which they ended."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[Step] = []
-        self.calls: list[Called] = []
-        self._open: list[Called] = []
+        self.steps: list[FunctionCall] = []
+        self.calls: list[SubmoduleCall] = []
+        self._open: list[SubmoduleCall] = []
         self._held: dict[tuple[Any, ...], Value] = {}  # parameters and buffers by memory address
         self._names: dict[int, list[str]] = {}  # all names of each submodule
         self._values: dict[int, Value] = {}
@@ -178,7 +178,7 @@ class Trace(TorchFunctionMode):
         self._kept: list[Any] = []  # keeps tensors alive, so that no id is used twice
 
     @classmethod
-    def of(cls, module: nn.Module, call: Call) -> Trace:
+    def of(cls, module: nn.Module, call: Call) -> FunctionTrace:
         """Trace one call of a module.
 
         Args:
@@ -193,7 +193,7 @@ class Trace(TorchFunctionMode):
             value.written = _state(value.tensor) != before
         return trace
 
-    def called(self, name: str) -> list[Called]:
+    def called(self, name: str) -> list[SubmoduleCall]:
         """All calls of a submodule."""
         return [call for call in self.calls if call.name == name]
 
@@ -224,11 +224,11 @@ class Trace(TorchFunctionMode):
 
     def _enter(self, part: nn.Module, args: Any, kwargs: Any) -> None:
         parent = self._open[-1] if self._open else None
-        call = Called(self._name(part, parent), parent, len(self.steps))
+        call = SubmoduleCall(self._name(part, parent), parent, len(self.steps))
         call.input = self._one((args, kwargs))
         self._open.append(call)
 
-    def _name(self, part: nn.Module, parent: Called | None) -> str:
+    def _name(self, part: nn.Module, parent: SubmoduleCall | None) -> str:
         """The name of a submodule, inside its caller if it has several names."""
         names = self._names[id(part)]
         inside = (name for name in names if parent is not None and inner_name(name, parent.name))
@@ -268,7 +268,7 @@ class Trace(TorchFunctionMode):
         inside = name.startswith("__i") and plain[1:] in ("add", "sub", "mul", "truediv", "matmul", "div")
         plain = plain[1:] if swapped or inside else plain
         own_args, own_kwargs = _held(tuple(args), self._value), _held(dict(kwargs), self._value)
-        step = Step(plain, swapped, func, own_args, own_kwargs, self._open[-1].name, len(self.steps))
+        step = FunctionCall(plain, swapped, func, own_args, own_kwargs, self._open[-1].name, len(self.steps))
         self.steps.append(step)
         for value in dict.fromkeys(step.read):
             value.reads.append(step)
@@ -281,7 +281,7 @@ class Trace(TorchFunctionMode):
                     self._vary(tensor)
         self._kept.append((args, kwargs, made))
 
-    def _made(self, step: Step, tensors: list[Tensor]) -> None:
+    def _made(self, step: FunctionCall, tensors: list[Tensor]) -> None:
         read = step.read if step.name in SHAPED else step.inputs
         known = all(value.constant for value in read) and not any(word in step.name for word in DRAWN)
         for tensor in tensors:

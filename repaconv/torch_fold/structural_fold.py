@@ -26,9 +26,18 @@ from repaconv.algebra.channel_maps import Vector
 from repaconv.algebra.convolution_kernels import Kernel, per_output_channel
 from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
 from repaconv.torch_fold.float64_module_calls import KEEPS_STATE
-from repaconv.torch_fold.module_changes import ModuleChange, Places, Unfolded, Weights, applied, within
-from repaconv.torch_fold.module_trace import LOOKS, SAME_NUMBERS, Called, Step, Trace, Value, inner_name, parameters_of
-from repaconv.torch_fold.submodules import holds_nothing, joined, shared
+from repaconv.torch_fold.module_changes import ModuleChange, Places, Unfolded, Weights, with_change, within
+from repaconv.torch_fold.module_trace import (
+    LOOKS,
+    SAME_NUMBERS,
+    FunctionCall,
+    FunctionTrace,
+    SubmoduleCall,
+    Value,
+    inner_name,
+    parameters_of,
+)
+from repaconv.torch_fold.submodules import dotted_name, holds_nothing, shared
 from repaconv.torch_fold.traced_linear_maps import (
     ADDS,
     COMPUTED,
@@ -36,8 +45,8 @@ from repaconv.torch_fold.traced_linear_maps import (
     IMAGE,
     LAST,
     PARALLEL,
-    Form,
-    Forms,
+    KernelSum,
+    KernelSums,
     as_module,
     convolution,
     linear,
@@ -57,7 +66,7 @@ class Layer(NamedTuple):
     Attributes:
         kernel: The kernel.
         axis: The axis of channels: `IMAGE` or `LAST`.
-        merges: What it merges, as in `Form`.
+        merges: What it merges, as in `KernelSum`.
     """
 
     kernel: Kernel
@@ -85,7 +94,7 @@ class Applied(nn.Module):
         return str(getattr(self.function, "__name__", self.function))
 
 
-def chain_of(trace: Trace, call: Called) -> list[Link] | None:
+def sequential_links(trace: FunctionTrace, call: SubmoduleCall) -> list[Link] | None:
     """The chain of links that a submodule call computes from its input to its output; None if it is no chain."""
     decides = any(step.name in LOOKS for step in trace.steps[call.first : call.last])
     if call.input is None or call.output is None or decides:  # a forward that reads numbers may branch on them
@@ -101,16 +110,18 @@ def chain_of(trace: Trace, call: Called) -> list[Link] | None:
     return links[::-1]
 
 
-def _children(trace: Trace, call: Called) -> dict[Value, Called]:
+def _children(trace: FunctionTrace, call: SubmoduleCall) -> dict[Value, SubmoduleCall]:
     """The calls of its children, by their output."""
     own = [one for one in trace.calls if one.parent is call and one.input is not None and one.output is not None]
     return {one.output: one for one in own if one.output is not None and one.output is not one.input}
 
 
-def _link(call: Called, value: Value, children: Mapping[Value, Called]) -> tuple[Link | None, Value] | None:
+def _link(
+    call: SubmoduleCall, value: Value, children: Mapping[Value, SubmoduleCall]
+) -> tuple[Link | None, Value] | None:
     """The last link before a value, and the value before that link; None if there is no such link."""
-    forms = list(zip((IMAGE, LAST), forms_of(call, value), strict=True))
-    layers = [(Layer(k, axis, f.merges), s) for axis, f in forms if f is not None for s, k in f.terms.items()]
+    sums = list(zip((IMAGE, LAST), kernel_sums_of(call, value), strict=True))
+    layers = [(Layer(k, axis, f.merges), s) for axis, f in sums if f is not None for s, k in f.terms.items()]
     layers = [(layer, source) for layer, source in layers if source is not value]
     merged = next((one for one in layers if one[0].merges), None)
     if merged is not None:
@@ -129,9 +140,9 @@ def _link(call: Called, value: Value, children: Mapping[Value, Called]) -> tuple
     return _applied(step)
 
 
-def forms_of(call: Called, value: Value) -> tuple[Form | None, Form | None]:
+def kernel_sums_of(call: SubmoduleCall, value: Value) -> tuple[KernelSum | None, KernelSum | None]:
     """A value as one kernel of one other value, for either axis of channels (`IMAGE`, `LAST`)."""
-    return _form(call, value, IMAGE), _form(call, value, LAST)
+    return _kernel_sum(call, value, IMAGE), _kernel_sum(call, value, LAST)
 
 
 def alike(a: Sequence[Link], b: Sequence[Link]) -> bool:
@@ -154,17 +165,21 @@ def _same_kernel(a: Kernel, b: Kernel) -> bool:
     return np.array_equal(a.weight, b.weight) and np.array_equal(biases[0], biases[1])
 
 
-def _form(call: Called, value: Value, axis: int) -> Form | None:
+def _kernel_sum(call: SubmoduleCall, value: Value, axis: int) -> KernelSum | None:
     """A value as one kernel of one other value, if the kernel is not larger than the layers that it replaces."""
     for grow, share in ((True, True), (False, True), (False, False)):
-        form = Forms(call, axis, grow=grow, share=share).of(value, top=True)
-        kernel = next(iter(form.terms.values()), None)
-        if kernel is not None and len(form.terms) == 1 and (not form.merges or kernel.weight.size <= kernel.learnt):
-            return form
+        kernel_sum = KernelSums(call, axis, grow=grow, share=share).of(value, top=True)
+        kernel = next(iter(kernel_sum.terms.values()), None)
+        if (
+            kernel is not None
+            and len(kernel_sum.terms) == 1
+            and (not kernel_sum.merges or kernel.weight.size <= kernel.learnt)
+        ):
+            return kernel_sum
     return None
 
 
-def _applied(step: Step) -> tuple[Link, Value] | None:
+def _applied(step: FunctionCall) -> tuple[Link, Value] | None:
     """A function of one value that keeps its shape."""
     inputs = step.inputs
     if len(inputs) != 1 or not step.args or step.args[0] is not inputs[0] or step.output is None:
@@ -235,7 +250,7 @@ def into_producer(places: Places, value: Value, scale: Scale) -> tuple[str, Weig
     Returns:
         The layer's name and its new parameters; None if there is no such layer, or something else reads its output.
     """
-    path, rank = list[Step](), len(value.shape)
+    path, rank = list[FunctionCall](), len(value.shape)
     passed = (*MOVES, *AVERAGES)
     while (step := value.step) is not None and step.name in passed and value.only_read and step.output is value:
         path.append(step)
@@ -253,7 +268,7 @@ def into_producer(places: Places, value: Value, scale: Scale) -> tuple[str, Weig
     return held.name, new
 
 
-def layer_of(places: Places, step: Step) -> LayerParameters | None:
+def layer_of(places: Places, step: FunctionCall) -> LayerParameters | None:
     """The parameters of the layer or norm in a step, if only this step reads them and they may be changed."""
     at = NORMS.get(step.name, (1, 2))
     weight, bias = step.given(at[0], "weight"), step.given(at[1], "bias") if at[1] is not None else None
@@ -272,7 +287,7 @@ def _own_names(name: str) -> set[str | None]:
     return {f"{name}.weight", f"{name}.bias", None}
 
 
-def _reaches(path: list[Step], axis: int, wanted: int, rank: int) -> bool:
+def _reaches(path: list[FunctionCall], axis: int, wanted: int, rank: int) -> bool:
     """Whether an axis of channels becomes the wanted axis, of a value of this rank, along a path of moving steps.
 
     The path is listed last step first.
@@ -283,7 +298,7 @@ def _reaches(path: list[Step], axis: int, wanted: int, rank: int) -> bool:
     return found is not None and (found - wanted) % rank == 0
 
 
-def moved(step: Step, axis: int) -> int | None:
+def moved(step: FunctionCall, axis: int) -> int | None:
     """The axis of a step's output along which the channels of its input's axis are, moved or averaged; None if mixed.
 
     Numbers that are the same all over a channel show it: an average of them with zeros of a padding is another number.
@@ -325,7 +340,7 @@ def into_readers(places: Places, value: Value, scale: Scale) -> tuple[str, Weigh
     return (", ".join(names), new) if names else None
 
 
-def _readers(value: Value, axis: int) -> Iterator[Step | None]:
+def _readers(value: Value, axis: int) -> Iterator[FunctionCall | None]:
     """The layers that read a value, through moving steps, with the same channels; None for any other reader."""
     if value.result or not value.reads:
         yield None
@@ -341,7 +356,7 @@ def _readers(value: Value, axis: int) -> Iterator[Step | None]:
             yield None
 
 
-def _layer_with_scale(places: Places, step: Step, scale: Scale) -> tuple[str, Weights] | None:
+def _layer_with_scale(places: Places, step: FunctionCall, scale: Scale) -> tuple[str, Weights] | None:
     """A layer's name and its parameters with a scale before it; None if it cannot absorb the scale."""
     held, kernel = layer_of(places, step), linear(step) or convolution(step)
     if held is None or kernel is None or (kernel.is_padded and scale.shift is not None and scale.shift.any()):
@@ -387,7 +402,7 @@ def fold_structure(module: nn.Module, whole: Whole, edits: int, given: nn.Module
     made: list[ModuleChange] = []
     wrong: dict[tuple[str, str], tuple[ModuleChange, Equality]] = {}
     while True:
-        trace = Trace.of(trial.module, whole.calls[0])
+        trace = FunctionTrace.of(trial.module, whole.calls[0])
         places = Places(trial.module, trace, shared(trial.module) | shared_names, whole.keeps_state, given)
         every = list(_possible_folds(places, set(wrong)))
         found = sorted((c for c in every if isinstance(c, ModuleChange)), key=lambda c: _class_name(trial.module, c))
@@ -442,7 +457,7 @@ class _Trial:
         """Apply the folds that keep the outputs of the whole module, found by bisection; returns these folds."""
         after = copy.deepcopy(self.module)
         for change in changes:
-            after = applied(after, change)
+            after = with_change(after, change)
         found = self._whole.compare(after, self._edits)
         if found.passed:
             self.module, self.found = after, found
@@ -484,17 +499,17 @@ def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[M
             yield change
 
 
-def _parallel(places: Places, call: Called) -> Iterator[ModuleChange | Unfolded]:
+def _parallel(places: Places, call: SubmoduleCall) -> Iterator[ModuleChange | Unfolded]:
     """Fold a submodule that is a chain with parallel layers, if every call of it is the same chain."""
-    links = chain_of(places.trace, call) or []
+    links = sequential_links(places.trace, call) or []
     merged = [link.merges for link in links if isinstance(link, Layer) and link.merges]
     if not merged:
         yield from _sums(places, call)
         return
-    kept = [joined(call.name, link) for link in links if isinstance(link, str)]
+    kept = [dotted_name(call.name, link) for link in links if isinstance(link, str)]
     what, why = PARALLEL if PARALLEL in merged else COMPUTED, places.bound(call.name, kept=kept, repeats=True)
     calls = places.trace.called(call.name)
-    if not why and not all(alike(links, chain_of(places.trace, one) or []) for one in calls if one is not call):
+    if not why and not all(alike(links, sequential_links(places.trace, one) or []) for one in calls if one is not call):
         why = "it computes something else in another call"
     if not why and not call.name:
         why = "its own class would be lost; to fold it all the same, give nn.Sequential(module)"
@@ -510,25 +525,29 @@ def _parallel(places: Places, call: Called) -> Iterator[ModuleChange | Unfolded]
             yield Unfolded(call.name, what, "torch has no layer that pads as the merged one would have to")
 
 
-def _sums(places: Places, call: Called) -> Iterator[Unfolded]:
+def _sums(places: Places, call: SubmoduleCall) -> Iterator[Unfolded]:
     """Report sums of layers in a submodule that is no chain."""
     sums = (
         step.output
         for step in places.trace.steps[call.first : call.last]
         if step.module == call.name and step.name in ADDS and step.output is not None
     )
-    if any(form is not None and form.merges == PARALLEL for value in sums for form in forms_of(call, value)):
+    if any(
+        kernel_sum is not None and kernel_sum.merges == PARALLEL
+        for value in sums
+        for kernel_sum in kernel_sums_of(call, value)
+    ):
         why = "its forward does more with them than one layer after the other"
         yield Unfolded(call.name, PARALLEL, why)
 
 
-def _scale(places: Places, call: Called) -> Iterator[ModuleChange | Unfolded]:
+def _scale(places: Places, call: SubmoduleCall) -> Iterator[ModuleChange | Unfolded]:
     """Fold a submodule that starts with a scale and shift of its input, followed by its own children."""
-    first, *rest = chain_of(places.trace, call) or [""]
+    first, *rest = sequential_links(places.trace, call) or [""]
     others = tuple(link for link in rest if not isinstance(link, Layer))
     if not isinstance(first, Layer) or first.merges or len(others) < len(rest):
         return
-    if places.bound(call.name, kept=[joined(call.name, link) for link in others if isinstance(link, str)]):
+    if places.bound(call.name, kept=[dotted_name(call.name, link) for link in others if isinstance(link, str)]):
         return
     if first.kernel.learnt == 0 and holds_nothing(places.root.get_submodule(call.name)):
         return  # no scale, but a module that returns its input, such as dropout
@@ -540,7 +559,7 @@ def _scale(places: Places, call: Called) -> Iterator[ModuleChange | Unfolded]:
         yield ModuleChange(call.name, f"{call.name} -> {into[0]}", into[1], {call.name: others})
 
 
-def _scale_parameter(places: Places, call: Called) -> Iterator[ModuleChange]:
+def _scale_parameter(places: Places, call: SubmoduleCall) -> Iterator[ModuleChange]:
     """Fold a scale parameter that a submodule holds next to other things, if its forward works without it."""
     for step in places.trace.steps[call.first : call.last]:
         if step.module != call.name or step.name not in ("mul", "multiply") or len(step.args) != 2 or not step.output:
@@ -566,7 +585,7 @@ def _without_parameter(at: str, name: str, into: tuple[str, Weights], axes: int)
     return ModuleChange(at, description, {**into[1], name: None}, instead=number)
 
 
-def _parameter_name(places: Places, step: Step, x: object, other: object) -> str | None:
+def _parameter_name(places: Places, step: FunctionCall, x: object, other: object) -> str | None:
     """The name of the parameter that a value is multiplied by, if the calling submodule holds it and nothing else reads
     it."""
     if not isinstance(x, Value) or not isinstance(other, Value) or x.constant or not other.constant:
@@ -579,7 +598,7 @@ def _parameter_name(places: Places, step: Step, x: object, other: object) -> str
     return name if alone and sizes and name.rpartition(".")[2] in held else None
 
 
-def _norm(places: Places, call: Called) -> Iterator[ModuleChange]:
+def _norm(places: Places, call: SubmoduleCall) -> Iterator[ModuleChange]:
     """Fold the affine of a norm into all layers after it."""
     for step in places.trace.steps[call.first : call.last]:
         if step.module != call.name or step.name not in NORMS or step.output is None:
@@ -603,7 +622,7 @@ def _unfolded_scales(places: Places) -> Iterator[Unfolded]:
             yield Unfolded(step.module, "the affine of a norm", why)
 
 
-def _unfolded_scale(places: Places, step: Step, x: Value, other: object) -> Iterator[Unfolded]:
+def _unfolded_scale(places: Places, step: FunctionCall, x: Value, other: object) -> Iterator[Unfolded]:
     factors = [(axis, per_channel(other, x, axis)) for axis in (IMAGE, LAST)]
     factors = [(axis, factor) for axis, factor in factors if factor is not None and not (factor == 1).all()]
     if not factors:
@@ -636,7 +655,7 @@ def _unfolded_norms(places: Places) -> Iterator[Unfolded]:
             yield Unfolded(name, "a BatchNorm", "it is not called when the whole is run")
 
 
-def _why_norm(places: Places, step: Step) -> str:
+def _why_norm(places: Places, step: FunctionCall) -> str:
     """Why a BatchNorm could not be folded into the layer before it or the layers after it."""
     own = places.bound(step.module)
     if own:
@@ -653,7 +672,7 @@ def _why_norm(places: Places, step: Step) -> str:
     return "no layer that nothing else reads is directly before it or after it"
 
 
-def _is_padded(step: Step) -> bool:
+def _is_padded(step: FunctionCall) -> bool:
     """Whether a step is a convolution with padding."""
     pads = step.given(4, "padding", 0)
     return step.name in CONVOLUTIONS and (pads != "valid" if isinstance(pads, str) else bool(np.any(pads)))

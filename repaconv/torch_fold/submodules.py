@@ -67,7 +67,7 @@ def is_hooked(part: nn.Module) -> bool:
     return any(getattr(part, kind, None) for kind in kinds) or "forward" in vars(part) or is_parametrized(part)
 
 
-def joined(name: str, at: str) -> str:
+def dotted_name(name: str, at: str) -> str:
     """Join two dotted names; either may be empty."""
     return ".".join(filter(None, (name, at)))
 
@@ -75,7 +75,7 @@ def joined(name: str, at: str) -> str:
 def replaced(root: nn.Module, name: str, new: New) -> nn.Module:
     """Replace children of a submodule in place; returns the root, or its replacement."""
     for at, part in new.items():
-        root = put(root, joined(name, at), part)
+        root = put(root, dotted_name(name, at), part)
     return root
 
 

@@ -6,7 +6,8 @@ Every comparison in repaconv uses this module: `verify`, `fold`, `export`, `buil
 - `PerImage`: the largest number of the image. It is for networks on images, of which there may be many.
 - `PerNeighborhood`: the largest number next to each number, along the axis where that is smallest. A small channel next
   to a large one is thus held to its own size. It is for an arbitrary graph and the graph that replaces it, on a few
-  probes. There, names, types and shapes must be equal as well. `Channels` measures the sizes of channels over probes.
+  probes. There, names, types and shapes must be equal as well. `ChannelSizes` measures the sizes of channels over
+  probes.
 
 A number (of an image, or of a neighborhood) is *equal* within the tolerance. If some numbers are not equal, the
 comparison measures how far rounding moves the original network (`repaconv.verification.rounding`). A difference that
@@ -196,7 +197,7 @@ class PerNeighborhood:
 Scale = type[PerImage] | type[PerNeighborhood]
 
 
-class Channels:
+class ChannelSizes:
     """The sizes of the outputs' channels over several probes; `neighborhood` knows the numbers of one probe only.
 
     If a probe is one image, each class is one number, which may be near zero by chance. Two sizes of a class are
@@ -437,7 +438,7 @@ class _Call(NamedTuple):
     undecided: NDArray[np.bool_] | None
     whole: bool
     rounding: Rounding | None
-    channels: Channels | None
+    channels: ChannelSizes | None
 
 
 class _Output:
@@ -587,7 +588,7 @@ class Comparison:
         fixed: Collection[str] = (),
         vague: float = MOST_EXPLAINED,
         evaluation: Evaluation | None = None,
-        channels: Channels | None = None,
+        channels: ChannelSizes | None = None,
     ) -> None:
         """Prepare a comparison without any calls.
 

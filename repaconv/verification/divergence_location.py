@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from repaconv.engines.contract import Feeds
 from repaconv.results import Drift, Link, Location
-from repaconv.verification.model_runners import Place, TorchTrace, Trace
+from repaconv.verification.model_runners import IntermediateValues, TorchValues, ValueLocation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,8 +35,8 @@ LOSSY_JUMP, LOSSY_FLOOR, LOSSY_LARGE = 4.0, 0.03, 0.1
 
 
 def values_by_piece(
-    places: Sequence[Place], traces: Sequence[Trace], feeds: Feeds
-) -> Iterator[tuple[Sequence[Place], list[dict[Place, Array]]]]:
+    places: Sequence[ValueLocation], traces: Sequence[IntermediateValues], feeds: Feeds
+) -> Iterator[tuple[Sequence[ValueLocation], list[dict[ValueLocation, Array]]]]:
     """Yield some places at a time and their values in each trace, which are freed before the next ones are computed.
 
     Args:
@@ -58,8 +58,11 @@ def values_by_piece(
 
 
 def drift(
-    reference: Trace, candidate: Trace, feeds: Feeds, only: Container[Place] | None = None
-) -> list[tuple[Place, Drift]]:
+    reference: IntermediateValues,
+    candidate: IntermediateValues,
+    feeds: Feeds,
+    only: Container[ValueLocation] | None = None,
+) -> list[tuple[ValueLocation, Drift]]:
     """Measure the difference at each place that both traces have, in the order of the reference.
 
     Args:
@@ -70,7 +73,7 @@ def drift(
     """
     there = set(candidate.places(feeds))
     common = [place for place in reference.places(feeds) if place in there and (only is None or place in only)]
-    found: list[tuple[Place, Drift]] = []
+    found: list[tuple[ValueLocation, Drift]] = []
     for piece, (before, after) in values_by_piece(common, (reference, candidate), feeds):
         for place in piece:
             if place in before and place in after and before[place].size == after[place].size > 0:
@@ -79,7 +82,7 @@ def drift(
     return found
 
 
-def _difference(place: Place, a: Array, b: Array) -> Drift:
+def _difference(place: ValueLocation, a: Array, b: Array) -> Drift:
     with np.errstate(invalid="ignore", over="ignore"):
         error = a - b
         largest, mean = float(np.abs(error).max()), float(np.sqrt((error * error).mean()))
@@ -114,8 +117,8 @@ def first_jump(curve: Sequence[Drift], *, decides: bool = False) -> int | None:
 
 
 def locate(
-    reference: Trace,
-    candidate: Trace,
+    reference: IntermediateValues,
+    candidate: IntermediateValues,
     feeds: Feeds,
     *,
     allowed: float | None,
@@ -164,7 +167,7 @@ def broken(link: Link, where: Location) -> Link:
 LAST_NORMS = ("norm", "fc_norm")
 
 
-def seams(training: nn.Module, deploy: nn.Module) -> list[Place]:
+def seams(training: nn.Module, deploy: nn.Module) -> list[ValueLocation]:
     """List the places where only the residual stream flows, which training form and deploy form have in common.
 
     These are the outputs of blocks (members of module lists and sequences), the outputs of top-level modules, and,
@@ -181,9 +184,9 @@ def seams(training: nn.Module, deploy: nn.Module) -> list[Place]:
         if name not in there or name in LAST_NORMS or isinstance(part, holders):
             continue
         if not holder or isinstance(training.get_submodule(holder), holders):
-            found.append(Place("out", name))
+            found.append(ValueLocation("out", name))
             halves = [f"{name}.{half}" for half in ("norm2", "mlp")]
-            found += [Place("in", half) for half in halves if half in there and _has_module(training, half)][:1]
+            found += [ValueLocation("in", half) for half in halves if half in there and _has_module(training, half)][:1]
     return found
 
 
@@ -204,20 +207,20 @@ def locate_between_seams(training: TorchRunner, deploy: TorchRunner, feeds: Feed
     """
     places = seams(training.module, deploy.module)
     names = dict.fromkeys(place.name for place in places)
-    found = drift(TorchTrace(training, names), TorchTrace(deploy, names), feeds, set(places))
+    found = drift(TorchValues(training, names), TorchValues(deploy, names), feeds, set(places))
     curve = tuple(row for _, row in found)
     index = first_apart(curve, allowed)
     if index is None:
         return Location(module="", reason="the two forms agree wherever they can be compared", drift=curve)
     before, after = (found[index - 1][0] if index else None), found[index][0]
-    order = [place.name for place in TorchTrace(training).places(feeds) if place.side == "out"]
+    order = [place.name for place in TorchValues(training).places(feeds) if place.side == "out"]
     suspects = _modules_between(before, after, order)
     since = f"the {before} agrees" if before else "the input is the same"
     reason = f"off by {curve[index].max_rel_error:.1e} at the {after}, while {since}"
     return Location(module=", ".join(suspects), reason=reason, drift=curve)
 
 
-def _modules_between(before: Place | None, after: Place, order: list[str]) -> list[str]:
+def _modules_between(before: ValueLocation | None, after: ValueLocation, order: list[str]) -> list[str]:
     """The modules computed between two places; a parent is named instead of all of its children."""
     start = 0
     if before is not None:

@@ -45,7 +45,7 @@ from repaconv.graph.onnx_files import constants_of, opset_of
 from repaconv.graph.operator_facts import OLDEST_OPSET
 from repaconv.results import Figures, Link, Tolerance
 from repaconv.verification.comparison import (
-    Channels,
+    ChannelSizes,
     Comparison,
     PerNeighborhood,
     neighborhood,
@@ -347,7 +347,7 @@ class _GraphComparison:
         self,
         allowed: Tolerance | None = None,
         vague: float = MOST_EXPLAINED,
-        channels: Channels | None = None,
+        channels: ChannelSizes | None = None,
         fixed: Collection[str] = (),
     ) -> Comparison:
         allowed, fixed = allowed or self.allowed, {*self.fixed, *fixed}
@@ -370,8 +370,8 @@ class _GraphComparison:
     # --- in float64
 
     @cached_property
-    def _channels(self) -> Channels:
-        return Channels(map(self.before.run, self.probes.feeds))
+    def _channels(self) -> ChannelSizes:
+        return ChannelSizes(map(self.before.run, self.probes.feeds))
 
     @property
     def _others(self) -> list[Feeds]:

@@ -122,13 +122,13 @@ class TorchRunner:
         return np.asarray(margins < UNDECIDED_MARGIN)
 
     def float64_doubt(self, feeds: Feeds) -> str:
-        """Empty: torch has one implementation for both types; see `repaconv.sources.source_model.Form`."""
+        """Empty: torch has one implementation for both types; see `repaconv.sources.source_model.NetworkForm`."""
         return ""
 
-    def trace(self) -> Trace:
+    def trace(self) -> IntermediateValues:
         """Give access to the inputs and outputs of the submodules."""
 
-        return TorchTrace(self)
+        return TorchValues(self)
 
     def _record_margin(self, part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._margins.append(part.decision_margin(*inputs))  # type: ignore[operator]
@@ -327,7 +327,7 @@ def image_model(model: Path | bytes) -> Images:
 # a value's name.
 
 
-class Place(NamedTuple):
+class ValueLocation(NamedTuple):
     """The place of an intermediate value.
 
     Attributes:
@@ -343,20 +343,20 @@ class Place(NamedTuple):
         return self.name if self.side == "at" else f"{self.side}put of {self.name or 'the network'}"
 
 
-class Trace(Protocol):
+class IntermediateValues(Protocol):
     """Access to the intermediate values of a model."""
 
-    def places(self, feeds: Feeds) -> list[Place]:
+    def places(self, feeds: Feeds) -> list[ValueLocation]:
         """List all places in the order in which their values are computed."""
 
-    def values(self, places: Iterable[Place], feeds: Feeds) -> dict[Place, Array]:
+    def values(self, places: Iterable[ValueLocation], feeds: Feeds) -> dict[ValueLocation, Array]:
         """Run the model on inputs [n, ...] by name and return the values at these places."""
 
-    def module_of(self, place: Place) -> str:
+    def module_of(self, place: ValueLocation) -> str:
         """Return the name of the module to report for a place."""
 
 
-class TorchTrace:
+class TorchValues:
     """The inputs and outputs of the submodules of a torch module.
 
     Args:
@@ -370,11 +370,11 @@ class TorchTrace:
         wanted = [name for name, part in parts.items() if not list(part.children())] if names is None else list(names)
         self._parts = {name: parts[name] for name in wanted}
 
-    def places(self, feeds: Feeds) -> list[Place]:
-        """List the places; see `Trace`. A submodule that is called twice is listed at its last call."""
-        seen: dict[Place, None] = {}
+    def places(self, feeds: Feeds) -> list[ValueLocation]:
+        """List the places; see `IntermediateValues`. A submodule that is called twice is listed at its last call."""
+        seen: dict[ValueLocation, None] = {}
 
-        def note(place: Place, _value: Any) -> None:
+        def note(place: ValueLocation, _value: Any) -> None:
             seen.pop(place, None)
             seen[place] = None
 
@@ -382,11 +382,11 @@ class TorchTrace:
             self._runner.run(feeds)
         return list(seen)
 
-    def values(self, places: Iterable[Place], feeds: Feeds) -> dict[Place, Array]:
-        """Return the values; see `Trace`."""
+    def values(self, places: Iterable[ValueLocation], feeds: Feeds) -> dict[ValueLocation, Array]:
+        """Return the values; see `IntermediateValues`."""
         wanted, found = set(places), {}
 
-        def keep(place: Place, value: Any) -> None:
+        def keep(place: ValueLocation, value: Any) -> None:
             if place in wanted:
                 found[place] = value.detach().double().cpu().numpy()
 
@@ -394,21 +394,21 @@ class TorchTrace:
             self._runner.run(feeds)
         return found
 
-    def module_of(self, place: Place) -> str:
-        """Return the submodule's name; see `Trace`."""
+    def module_of(self, place: ValueLocation) -> str:
+        """Return the submodule's name; see `IntermediateValues`."""
         return place.name
 
     @staticmethod
     @contextmanager
-    def _hooked(parts: Mapping[str, nn.Module], tell: Callable[[Place, Any], None]) -> Iterator[None]:
+    def _hooked(parts: Mapping[str, nn.Module], tell: Callable[[ValueLocation, Any], None]) -> Iterator[None]:
         handles = []
         for name, part in parts.items():
 
             def before(_part: Any, inputs: Any, name: str = name) -> None:
-                _report_tensor(tell, Place("in", name), inputs)
+                _report_tensor(tell, ValueLocation("in", name), inputs)
 
             def after(_part: Any, _inputs: Any, output: Any, name: str = name) -> None:
-                _report_tensor(tell, Place("out", name), output)
+                _report_tensor(tell, ValueLocation("out", name), output)
 
             handles += [part.register_forward_pre_hook(before), part.register_forward_hook(after)]
         try:
@@ -418,7 +418,7 @@ class TorchTrace:
                 handle.remove()
 
 
-def _report_tensor(tell: Callable[[Place, Any], None], place: Place, value: Any) -> None:
+def _report_tensor(tell: Callable[[ValueLocation, Any], None], place: ValueLocation, value: Any) -> None:
     while isinstance(value, tuple) and value:  # the first one, e.g. the tokens of (tokens, sizes)
         value = value[0]
     if hasattr(value, "is_floating_point") and value.is_floating_point():
@@ -436,7 +436,7 @@ def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProt
     return shown
 
 
-class OnnxTrace:
+class OnnxValues:
     """The intermediate values of an ONNX graph.
 
     Args:
@@ -450,20 +450,20 @@ class OnnxTrace:
         self._model, self._load = model, load
         self._value_names = _places_by_module(model) if by_module else _places_by_name(model)
 
-    def places(self, feeds: Feeds) -> list[Place]:
-        """List the places; see `Trace`."""
+    def places(self, feeds: Feeds) -> list[ValueLocation]:
+        """List the places; see `IntermediateValues`."""
         return list(self._value_names)
 
-    def values(self, places: Iterable[Place], feeds: Feeds) -> dict[Place, Array]:
-        """Return the values; see `Trace`. The graph is run with these values as further outputs."""
+    def values(self, places: Iterable[ValueLocation], feeds: Feeds) -> dict[ValueLocation, Array]:
+        """Return the values; see `IntermediateValues`. The graph is run with these values as further outputs."""
         wanted = {place: self._value_names[place] for place in places if place in self._value_names}
         session = self._load(with_outputs(self._model, wanted.values()).SerializeToString())
         found = session.run(named([port.name for port in session.inputs], feeds))
         arrays = {place: np.asarray(found[name]) for place, name in wanted.items()}
         return {place: array for place, array in arrays.items() if np.issubdtype(array.dtype, np.floating)}
 
-    def module_of(self, place: Place) -> str:
-        """Return the torch module that computes the value; see `Trace`."""
+    def module_of(self, place: ValueLocation) -> str:
+        """Return the torch module that computes the value; see `IntermediateValues`."""
         if place.side != "at":
             return place.name
         return next((_module_of_node(node) for node in self._model.graph.node if place.name in node.output), place.name)
@@ -477,24 +477,24 @@ def _module_of_node(node: onnx.NodeProto) -> str:
 CANCEL = ("ReduceMean", "ReduceSum")
 
 
-def _places_by_name(model: onnx.ModelProto) -> dict[Place, str]:
+def _places_by_name(model: onnx.ModelProto) -> dict[ValueLocation, str]:
     """All named values, except sums and means, which may cancel to nearly zero, so that relative errors say nothing."""
     nodes = [node for node in model.graph.node if node.op_type not in CANCEL]
-    return {Place("at", name): name for node in nodes for name in node.output if name}
+    return {ValueLocation("at", name): name for node in nodes for name in node.output if name}
 
 
-def _places_by_module(model: onnx.ModelProto) -> dict[Place, str]:
+def _places_by_module(model: onnx.ModelProto) -> dict[ValueLocation, str]:
     """The first input and the last output of each module without child modules."""
     constants = {weight.name for weight in model.graph.initializer}
     constants |= {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
     modules = {node.name.rpartition("/")[0] for node in model.graph.node}
     holders = {module[:cut] for module in modules for cut in range(len(module)) if module[cut] == "."}
-    found: dict[Place, str] = {}
+    found: dict[ValueLocation, str] = {}
     for node in model.graph.node:
         module = node.name.rpartition("/")[0]
         data = [name for name in node.input if name and name not in constants]
         if module and module not in holders and data and node.output:
-            found.setdefault(Place("in", module), data[0])
-            found.pop(Place("out", module), None)
-            found[Place("out", module)] = node.output[0]
+            found.setdefault(ValueLocation("in", module), data[0])
+            found.pop(ValueLocation("out", module), None)
+            found[ValueLocation("out", module)] = node.output[0]
     return found

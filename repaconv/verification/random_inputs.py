@@ -37,7 +37,7 @@ MOST_KERNEL_SHAPES = 4096
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterInput:
     """A graph input that a node reads as a parameter.
 
     Attributes:
@@ -90,7 +90,7 @@ class Place:
         return [every[axis] for axis in numbers] if numbers is not None else every
 
 
-def parameter(at: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
+def parameter(at: ParameterInput, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
     """Return a valid value of a parameter; None if the graph's shapes do not determine one.
 
     Args:
@@ -105,30 +105,30 @@ def parameter(at: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array 
         return None
 
 
-def _first_axes(at: Place) -> Value:
+def _first_axes(at: ParameterInput) -> Value:
     return list(range(at.length or 1))
 
 
-def _last_axes(at: Place) -> Value:
+def _last_axes(at: ParameterInput) -> Value:
     return [-1 - axis for axis in range(1 if at.length is None else at.length)]
 
 
-def _axes_of_one(at: Place) -> Value:
+def _axes_of_one(at: ParameterInput) -> Value:
     return [axis for axis, size in enumerate(at.before or ()) if size == 1][: at.length]
 
 
-def _starts(at: Place) -> Value:
+def _starts(at: ParameterInput) -> Value:
     if any(step < 0 for step in at.constant(4) or ()):
         return [-1] * (at.length or 1)
     dims = at.before
     return [0] * (at.length or 1) if dims is None else [int(dims[axis] > 2) for axis in at.axes(3)[: at.length]]
 
 
-def _ends(at: Place) -> Value:
+def _ends(at: ParameterInput) -> Value:
     return [-TO_THE_END if step < 0 else TO_THE_END for step in at.constant(4) or [1] * (at.length or 1)]
 
 
-def _pads(at: Place) -> Value:
+def _pads(at: ParameterInput) -> Value:
     before, after, axes = at.before, at.after, at.axes(3)
     if before is None or after is None:
         return None
@@ -136,18 +136,18 @@ def _pads(at: Place) -> Value:
     return [*(size // 2 for size in more), *(size - size // 2 for size in more)]
 
 
-def _shape(at: Place) -> Value:
+def _shape(at: ParameterInput) -> Value:
     before, after = at.before, at.after
     if after is not None and (before is None or prod(before) == prod(after)):
         return after
     return [-1] + [1] * (at.length - 1) if at.length else []
 
 
-def _expanded(at: Place) -> Value:
+def _expanded(at: ParameterInput) -> Value:
     return at.after or at.before
 
 
-def _resized_sizes(at: Place) -> tuple[list[int], list[int]] | None:
+def _resized_sizes(at: ParameterInput) -> tuple[list[int], list[int]] | None:
     """The old and new sizes of the resized axes; height and width are doubled if the graph declares no new sizes."""
     before, after, axes = at.before, at.after, at.attribute("axes", None)
     if before is None:
@@ -157,22 +157,22 @@ def _resized_sizes(at: Place) -> tuple[list[int], list[int]] | None:
     return [before[axis] for axis in axes], [after[axis] for axis in axes]
 
 
-def _scales(at: Place) -> Value:
+def _scales(at: ParameterInput) -> Value:
     found = _resized_sizes(at)
     return None if found is None else [more / size for size, more in zip(*found, strict=True)]
 
 
-def _resize_scales(at: Place) -> Value:
+def _resize_scales(at: ParameterInput) -> Value:
     """The scales of Resize, its input 2, or input 1 up to opset 10, where there are only two inputs."""
     return _scales(at) if at.place == 2 or len(at.node.input) == 2 else None
 
 
-def _sizes(at: Place) -> Value:
+def _sizes(at: ParameterInput) -> Value:
     found = _resized_sizes(at)
     return None if found is None else found[1]
 
 
-def _split_sizes(at: Place) -> Value:
+def _split_sizes(at: ParameterInput) -> Value:
     axis = at.attribute("axis", 0)
     parts = [at.dims(name) for name in at.node.output]
     if all(part is not None for part in parts):
@@ -180,24 +180,24 @@ def _split_sizes(at: Place) -> Value:
     return None if at.before is None else split_evenly(at.before[axis], len(parts))
 
 
-def _sequence_split_sizes(at: Place) -> Value:
+def _sequence_split_sizes(at: ParameterInput) -> Value:
     name = at.node.input[1]
     if not at.shapes.get(name) or at.before is None or not at.length:
         return 1
     return split_evenly(at.before[at.attribute("axis", 0)], at.length)
 
 
-def _affine_grid_size(at: Place) -> Value:
+def _affine_grid_size(at: ParameterInput) -> Value:
     """The size [batch, 1, height, width] of AffineGrid, whose output is [batch, height, width, coordinates]."""
     before, after = at.before, at.after
     return None if before is None or after is None else [before[0], 1, *after[1:-1]]
 
 
-def _col2im_image_shape(at: Place) -> Value:
+def _col2im_image_shape(at: ParameterInput) -> Value:
     return None if at.after is None else at.after[2:]
 
 
-def _col2im_kernel_shape(at: Place) -> Value:
+def _col2im_kernel_shape(at: ParameterInput) -> Value:
     """The kernel shape of Col2Im that fits its input [batch, channels x kernel size, number of windows]."""
     before, after = at.before, at.after
     if before is None or after is None:
@@ -216,7 +216,7 @@ def _col2im_kernel_shape(at: Place) -> Value:
     return None
 
 
-RULES: dict[tuple[str, int], Callable[[Place], Value]] = {
+RULES: dict[tuple[str, int], Callable[[ParameterInput], Value]] = {
     ("CumSum", 1): _last_axes,
     ("CumProd", 1): _last_axes,
     **{(f"Reduce{kind}", 1): _last_axes for kind in ("Max", "Min", "Mean", "Sum", "Prod", "L1", "L2")},
@@ -445,7 +445,7 @@ class _InputReader:
     ) -> Array | None:
         length = prod(shape) if all(isinstance(dim, int) or dim in sizes for dim in self.dims.get(name, ())) else None
         constants = {name: numbers for name in node.input if (numbers := self._constant(name)) is not None}
-        return parameter(Place(node, place, self.dims, constants, sizes, length), shape, dtype)
+        return parameter(ParameterInput(node, place, self.dims, constants, sizes, length), shape, dtype)
 
     def _known_strings(self, name: str) -> Iterator[str]:
         """The strings in attributes of the nodes that read the value."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import onnx
 
     from repaconv.engines.contract import Feeds
-    from repaconv.sources.source_model import Form, SourceModel
+    from repaconv.sources.source_model import NetworkForm, SourceModel
     from repaconv.verification.model_runners import Runner
 
 Array = NDArray[Any]
@@ -217,7 +217,7 @@ def network_rounding(source_model: SourceModel, feeds: Feeds, right: Mapping[str
     return Rounding(MEASURED, measured, lambda: source_model.reference.float64_doubt(feeds))
 
 
-def rounding_between(form: Form, exact: Form, feeds: Feeds) -> Rounding:
+def rounding_between(form: NetworkForm, exact: NetworkForm, feeds: Feeds) -> Rounding:
     """Measure the rounding of one form of a network; ``exact`` is the same form in float64."""
     return Rounding(MEASURED, lambda: [movement(form.run(feeds), exact.run(feeds))], lambda: exact.float64_doubt(feeds))
 

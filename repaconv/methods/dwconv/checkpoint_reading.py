@@ -17,7 +17,7 @@ from repaconv.backbones.shared_layers import ActivationKind
 from repaconv.backbones.tensor_names import depth_of, weight_of
 from repaconv.backbones.vit_checkpoint_reader import read_heads, read_vit_sizes
 from repaconv.backbones.vit_training_blocks import BlockTraits
-from repaconv.backbones.vit_training_norms import Norms, read_norms
+from repaconv.backbones.vit_training_norms import NormSettings, read_norms
 from repaconv.checkpoints import Checkpoint
 from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
@@ -199,7 +199,7 @@ def _read_block(
     heads: int,
     gated: tuple[bool, ...] | None,
     refactor: str,
-    norms: Norms,
+    norms: NormSettings,
     act: ActivationKind,
     tokens: int,
 ) -> ConvBlock:

@@ -17,7 +17,7 @@ from repaconv.backbones.tensor_names import depth_of, weight_of
 from repaconv.backbones.vit import ViTConfig
 from repaconv.backbones.vit_checkpoint_reader import read_vit_sizes
 from repaconv.backbones.vit_training_blocks import BlockTraits
-from repaconv.backbones.vit_training_norms import Norms, read_norms
+from repaconv.backbones.vit_training_norms import NormSettings, read_norms
 from repaconv.checkpoints import Checkpoint
 from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
@@ -175,7 +175,7 @@ def _read_block(
     arch: Mapping[str, Any],
     heads: int,
     join: Join,
-    norms: Norms,
+    norms: NormSettings,
     act: ActivationKind,
 ) -> BranchBlock:
     """Read one block.

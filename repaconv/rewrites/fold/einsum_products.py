@@ -66,7 +66,7 @@ Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _EinsumPlan:
     """What computes an Einsum.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Plan:
     cost: int = 0
 
 
-def _plan(node: ir.Node, weights: Collection[ir.Value | None]) -> _Plan | None:
+def _plan(node: ir.Node, weights: Collection[ir.Value | None]) -> _EinsumPlan | None:
     equation = equation_of(node)
     values = [value for value in node.inputs if value is not None]
     kinds = {None if value.dtype is None else value.dtype.name for value in values}
@@ -134,7 +134,7 @@ def _cheapest(
     sizes_of: tuple[tuple[str, Size], ...],
     fixed: tuple[bool, ...],
     conv: int | None,
-) -> _Plan | None:
+) -> _EinsumPlan | None:
     """The plan of least cost; None if none can be written.
 
     Args:
@@ -149,28 +149,28 @@ def _cheapest(
     return min(found, key=lambda plan: (plan.cost, plan.product != "Conv", not fixed[plan.places[-1]]), default=None)
 
 
-def _plans(equation: Equation, fixed: tuple[bool, ...], conv: int | None) -> Iterator[_Plan]:
+def _plans(equation: Equation, fixed: tuple[bool, ...], conv: int | None) -> Iterator[_EinsumPlan]:
     summed, rest, out, whole = equation.summed, equation.remaining, equation.output, tuple(equation.output)
     if len(rest) == 1:
-        yield _Plan(equation, fixed, summed, "", (0,), (whole,), whole)
+        yield _EinsumPlan(equation, fixed, summed, "", (0,), (whole,), whole)
     if len(rest) != 2:
         return
     if not equation.is_matrix_product:
         for order in (each for each in (*rest, out) if {*each} == {*"".join(rest)}):
             inputs = tuple(_axes(own, tuple(order)) for own in rest)
-            yield _Plan(equation, fixed, summed, "Mul", (0, 1), inputs, tuple(order), equation.contracted)
+            yield _EinsumPlan(equation, fixed, summed, "Mul", (0, 1), inputs, tuple(order), equation.contracted)
         return
     for x, w in ((0, 1), (1, 0)):
         if conv is not None and fixed[w] and not any(summed) and _is_of_pixels(rest[x], rest[w], out):
             kernel = (out[1], rest[x][1], *("" for _ in out[2:]))
-            plan = _Plan(equation, fixed, summed, "Conv", (x, w), (tuple(rest[x]), kernel), whole)
+            plan = _EinsumPlan(equation, fixed, summed, "Conv", (x, w), (tuple(rest[x]), kernel), whole)
             is_small = any(
                 size < SLOW_CONV_CHANNELS for size in as_numbers(equation.size[each] for each in rest[w]) or ()
             )
             yield replace(plan, cost=conv if is_small else 0)
     for first, second in ((0, 1), (1, 0)):
         for one, two, made in _products(rest[first], rest[second], out):
-            yield _Plan(equation, fixed, summed, "MatMul", (first, second), (one, two), made)
+            yield _EinsumPlan(equation, fixed, summed, "MatMul", (first, second), (one, two), made)
 
 
 def _is_of_pixels(x: str, weight: str, out: str) -> bool:
@@ -220,7 +220,7 @@ SLOW_CONV_CHANNELS, LONE_CONV_COST = 16, 3
 and the cost of one that nothing around it folds into."""
 
 
-def _costed(plan: _Plan) -> _Plan | None:
+def _costed(plan: _EinsumPlan) -> _EinsumPlan | None:
     """The plan with its operators and cost; None if it cannot be written."""
     operators, cost, swaps = list[str](), plan.cost, 0
     for place, axes in zip(plan.places, plan.inputs, strict=True):
@@ -253,7 +253,7 @@ def _costed(plan: _Plan) -> _Plan | None:
     return replace(plan, operators=(*operators, *nodes), swaps=swaps, cost=cost)
 
 
-def _has_more(plan: _Plan, place: int) -> bool:
+def _has_more(plan: _EinsumPlan, place: int) -> bool:
     """Whether a factor of a MatMul has an axis that the other one lacks."""
     own, other = ({*"".join(plan.inputs[each])} for each in (place, 1 - place))
     return bool(own - other)
@@ -287,7 +287,7 @@ class _Product(NamedTuple):
     """Writes a plan; weights that were written in another order are used again."""
 
     write: Writer
-    plan: _Plan
+    plan: _EinsumPlan
     turned: dict[tuple[ir.Value, Axes], ir.Value]
 
     def written(self, node: ir.Node) -> ir.Value:

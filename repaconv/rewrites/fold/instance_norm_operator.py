@@ -17,7 +17,7 @@ import numpy as np
 
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Array, Writer, nodes_of
-from repaconv.graph.norm_formulas import ROOTS, Norms, Spread, spread_of
+from repaconv.graph.norm_formulas import ROOTS, NormFormulas, Spread, spread_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import Sizes, rank_of, shaped_like, sizes
 from repaconv.graph.tensor_views import reshaped, transposed
@@ -33,7 +33,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
         spread = spread_of(node)
         if spread is None or not _is_possible(spread):
             continue
-        for value, scale, shift in Norms(spread, _is_equal_in_batch).found():
+        for value, scale, shift in NormFormulas(spread, _is_equal_in_batch).found():
             last = value.producer()
             assert last is not None
             if _write(Writer(model, last), spread, value, scale, shift):

@@ -16,7 +16,7 @@ import numpy as np
 
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Array, Writer, nodes_of
-from repaconv.graph.norm_formulas import ROOTS, Norms, spread_of
+from repaconv.graph.norm_formulas import ROOTS, NormFormulas, spread_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import shaped_like, sizes
 from repaconv.graph.tensor_views import transposed
@@ -38,7 +38,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
         def along_axis(numbers: Array, axis: int = axis) -> bool:
             return numbers.size == len(np.moveaxis(numbers, axis, 0))
 
-        for value, scale, shift in Norms(spread, along_axis).found():
+        for value, scale, shift in NormFormulas(spread, along_axis).found():
             last = value.producer()
             assert last is not None
             write = Writer(model, last)

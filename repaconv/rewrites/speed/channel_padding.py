@@ -51,7 +51,7 @@ OUTPUT, INPUT = 0, 1
 """Axes of a convolution's weight."""
 
 
-class Channels(NamedTuple):
+class ChannelGroup(NamedTuple):
     """Values [B, c, h, w] that have the same channels and are padded together.
 
     Attributes:
@@ -92,7 +92,7 @@ def _whole_blocks(model: ir.Model, name: str, block: int) -> Iterator[Change]:
         yield Change(rewrite=name, place=channels.makers[0].name or "", description=description)
 
 
-def _padded_width(channels: Channels, block: int) -> int:
+def _padded_width(channels: ChannelGroup, block: int) -> int:
     """The number of channels after padding; unchanged if they are computed in blocks already or padding costs more."""
     if channels.places == 1:
         return -(-channels.width // WIDE) * WIDE
@@ -101,7 +101,7 @@ def _padded_width(channels: Channels, block: int) -> int:
     return channels.width if lies or width > _largest_width(channels) else width
 
 
-def _largest_width(channels: Channels) -> float:
+def _largest_width(channels: ChannelGroup) -> float:
     return channels.width * (MOST_DEPTHWISE_PADDING if channels.keepers else MOST_PADDING)
 
 
@@ -118,7 +118,7 @@ def _in_groups(conv: ir.Node, count: int) -> None:
     conv.attributes.add(ir.AttrInt64("group", count))
 
 
-def _channels(model: ir.Model) -> Iterator[Channels]:
+def _channels(model: ir.Model) -> Iterator[ChannelGroup]:
     """Sets of channels that only convolutions compute and read, with only channelwise operators in between."""
     heads: dict[ir.Value, ir.Value] = {}
 
@@ -147,7 +147,7 @@ def _channels(model: ir.Model) -> Iterator[Channels]:
     yield from (found for first, values in alike.items() if first not in closed and (found := _channels_of(values)))
 
 
-def _channels_of(values: list[ir.Value]) -> Channels | None:
+def _channels_of(values: list[ir.Value]) -> ChannelGroup | None:
     grids = [static_grid(value) for value in values]
     known = [grid for grid in grids if grid is not None]
     convolutions = [node for value in values if (node := value.producer()) is not None and node.op_type == "Conv"]
@@ -157,7 +157,7 @@ def _channels_of(values: list[ir.Value]) -> Channels | None:
     if not makers or not readers or len(known) < len(grids):
         return None
     keepers = [node for node in convolutions if node not in makers]
-    return Channels(values, known[0][0], max(prod(grid[1:]) for grid in known), makers, keepers, readers)
+    return ChannelGroup(values, known[0][0], max(prod(grid[1:]) for grid in known), makers, keepers, readers)
 
 
 def _groups_of(node: ir.Node) -> int:

@@ -26,7 +26,7 @@ from repaconv.graph.nodes_and_constants import (
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import as_numbers, sizes
 from repaconv.graph.token_grids import is_plain, static_grid, static_tokens, tokens_after
-from repaconv.graph.view_chains import chain_of, reads
+from repaconv.graph.view_chains import chain_up_from, reads
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _added_with_bias(write: Writer, tokens: ir.Value, rows: Array) -> ir.Value |
         return write(
             "Add", write_linear(write, linear.x, linear.weight, None), write.constant((rows + linear.bias)[None])
         )
-    chain = chain_of(tokens)
+    chain = chain_up_from(tokens)
     conv = made_by(chain[-1], "Conv")
     bias = constant(input_at(conv, 2)) if conv is not None else None
     if conv is None or bias is None or tokens not in tokens_after(chain[-1]) or len(reads(chain[-1])) != 1:

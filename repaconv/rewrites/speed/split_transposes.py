@@ -41,7 +41,7 @@ TYPES = (
 """Element types for which ONNX Runtime has all kernels: not 4 bits, and not float8."""
 
 
-class _Step(NamedTuple):
+class _PartialTranspose(NamedTuple):
     """A Transpose of a tensor that is read as one of another shape.
 
     Attributes:
@@ -106,7 +106,7 @@ def _simplified(shape: Sizes, perm: Sequence[int]) -> tuple[Sizes, list[int]]:
     return tuple(product(shape[axis] for axis in group) for group in groups), order
 
 
-def _steps(shape: Sizes, perm: list[int]) -> list[_Step]:
+def _steps(shape: Sizes, perm: list[int]) -> list[_PartialTranspose]:
     """The steps of a simplified Transpose. Of the two orders of the steps, the one that moves longer rows.
 
     [] if the rows are too short in both.
@@ -115,22 +115,25 @@ def _steps(shape: Sizes, perm: list[int]) -> list[_Step]:
     if last < 1:
         return []
     if perm[-1] == last:
-        return [_Step(shape, perm)]
+        return [_PartialTranspose(shape, perm)]
     # rows first: the last axis goes to its place afterwards
     rows = [*(axis for axis in perm if axis != last), last]
-    rows_first = [_Step(shape, rows), _turn([shape[axis] for axis in rows], perm.index(last), last)]
+    rows_first = [_PartialTranspose(shape, rows), _turn([shape[axis] for axis in rows], perm.index(last), last)]
     # matrices first: the axis that will be the last one goes there
     turned = [*(axis for axis in range(last + 1) if axis != perm[-1]), perm[-1]]
     rows = [turned.index(axis) for axis in perm]
-    turned_first = [_turn(shape, perm[-1], perm[-1] + 1), _Step(tuple(shape[axis] for axis in turned), rows)]
+    turned_first = [
+        _turn(shape, perm[-1], perm[-1] + 1),
+        _PartialTranspose(tuple(shape[axis] for axis in turned), rows),
+    ]
     kept, of_rows = rows_first[0].kept_row(), turned_first[1].kept_row()
     steps = rows_first if kept > of_rows else turned_first
     return [step for step in steps if step.perm != sorted(step.perm)] if max(kept, of_rows) >= MIN_ROW else []
 
 
-def _turn(shape: Sequence[Size], start: int, middle: int) -> _Step:
+def _turn(shape: Sequence[Size], start: int, middle: int) -> _PartialTranspose:
     """The step that exchanges the axes from ``start`` to ``middle`` with all after them."""
-    return _Step((product(shape[:start]), product(shape[start:middle]), product(shape[middle:])), [0, 2, 1])
+    return _PartialTranspose((product(shape[:start]), product(shape[start:middle]), product(shape[middle:])), [0, 2, 1])
 
 
 def _read_as(write: Writer, value: ir.Value | None, shape: Sizes) -> ir.Value:

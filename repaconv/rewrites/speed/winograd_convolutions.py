@@ -96,7 +96,7 @@ def _winograd(model: ir.Model) -> Iterator[Change]:
 
 
 @dataclass
-class _Plan:
+class _NodesInPhases:
     """What is computed in phases.
 
     Attributes:
@@ -111,7 +111,7 @@ class _Plan:
         return node in self.convolutions or node in self.elementwise
 
 
-def _plan(nodes: list[ir.Node]) -> _Plan:
+def _plan(nodes: list[ir.Node]) -> _NodesInPhases:
     """The convolutions that gain, each with what its neighbors leave in phases."""
     convolutions = {node for node in nodes if _may_gain(node)}
     while True:
@@ -122,7 +122,7 @@ def _plan(nodes: list[ir.Node]) -> _Plan:
         convolutions = gaining
 
 
-def _with_elementwise(nodes: list[ir.Node], convolutions: set[ir.Node]) -> _Plan:
+def _with_elementwise(nodes: list[ir.Node], convolutions: set[ir.Node]) -> _NodesInPhases:
     """A plan with the elementwise nodes that are applied to phases.
 
     These are activations that alone read such an image, of odd size, too: the row or column beyond the image is cut off
@@ -135,7 +135,7 @@ def _with_elementwise(nodes: list[ir.Node], convolutions: set[ir.Node]) -> _Plan
             needed.add(_image_of(node))
         elif node.outputs and node.outputs[0] in needed:
             needed.update(_images_of(node))
-    plan = _Plan(convolutions)
+    plan = _NodesInPhases(convolutions)
     for node in nodes:
         images = _images_of(node)
         if not images:
@@ -167,7 +167,7 @@ def _may_gain(node: ir.Node) -> bool:
     )
 
 
-def _estimated_speedup(conv: ir.Node, plan: _Plan) -> float:
+def _estimated_speedup(conv: ir.Node, plan: _NodesInPhases) -> float:
     image, made = _image_of(conv), conv.outputs[0]
     in_phases = (image.producer() in plan and _is_even(image)) or _before_repeating(image) is not None
     while (reader := only_reader(made)) is not None and is_activation(reader) and reader in plan:
@@ -233,7 +233,7 @@ def _before_repeating(image: ir.Value) -> ir.Value | None:
     return node.inputs[0] if repeats and scales is not None and list(scales) == [1, 1, 2, 2] else None
 
 
-def _is_read_as_image(value: ir.Value, plan: _Plan) -> bool:
+def _is_read_as_image(value: ir.Value, plan: _NodesInPhases) -> bool:
     """Whether something reads an image that is computed in phases as one image."""
 
     def reads_phases(node: ir.Node) -> bool:

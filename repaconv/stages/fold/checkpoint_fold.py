@@ -25,7 +25,7 @@ from repaconv.stages.shared.safetensors_weights import write_weights
 from repaconv.tasks.task_of_network import task_named
 
 if TYPE_CHECKING:
-    from repaconv.backbones.parameter_and_mac_counts import Norms
+    from repaconv.backbones.parameter_and_mac_counts import NormModules
     from repaconv.checkpoints import Checkpoint
     from repaconv.method_api.contract import Detection, FoldedPart, Method, Reading
     from repaconv.stages.shared.preset_choice import GraphPreset
@@ -257,7 +257,7 @@ class _WrittenFold(NamedTuple):
     steps: tuple[FoldStep, ...]
     training: Cost
     deploy: Cost
-    norms: Norms
+    norms: NormModules
     sha256: str
 
 
@@ -272,7 +272,7 @@ def _write_fold(plan: _Plan, progress: Progress) -> _WrittenFold:
         expected = backbone.deploy(trained.config).state_dict()
     shape = (trained.config.in_channels, *plan.size)
     steps: list[FoldStep] = []
-    known: list[tuple[Cost, Cost, Norms, str]] = []
+    known: list[tuple[Cost, Cost, NormModules, str]] = []
 
     def described(weights: Path) -> None:
         with thread_pool(1) as pool:

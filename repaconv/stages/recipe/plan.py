@@ -295,7 +295,7 @@ def reads_nothing() -> dict[str, Path]:
     return {}
 
 
-class Step(NamedTuple):
+class RecipeStep(NamedTuple):
     """One step of a plan, with all that affects its result.
 
     Attributes:
@@ -372,13 +372,13 @@ class Journal:
         self.steps = dict(page.steps) if mine else {}
         self.digests = Digests(dict(page.seen) if mine else {})
 
-    def made_of(self, step: Step) -> dict[str, str]:
+    def made_of(self, step: RecipeStep) -> dict[str, str]:
         """All inputs of a step, with their current digests."""
         files = {name: self.digests.of(path) for name, path in step.reads().items()}
         results = {f"the result of {name}": self._result(name) for name in step.after}
         return {**step.as_text(), **files, **results}
 
-    def why(self, step: Step) -> str:
+    def why(self, step: RecipeStep) -> str:
         """Why a step must run; empty if it is up to date."""
         kept = self.steps.get(step.name)
         if kept is None:
@@ -429,7 +429,7 @@ class UpcomingStep(NamedTuple):
     run; None if one of them has not run here.
     """
 
-    step: Step
+    step: RecipeStep
     why: str
     number: int
     in_all: int
@@ -452,7 +452,7 @@ class StepOutcome(NamedTuple):
 
 
 def execute_steps(
-    steps: Sequence[Step],
+    steps: Sequence[RecipeStep],
     journal: Journal,
     do: Callable[[UpcomingStep], StepOutputs | None],
     *,
@@ -486,7 +486,7 @@ def execute_steps(
     return found
 
 
-def steps_to_run(steps: Sequence[Step], journal: Journal, *, again: bool = False) -> dict[str, str]:
+def steps_to_run(steps: Sequence[RecipeStep], journal: Journal, *, again: bool = False) -> dict[str, str]:
     """The steps that would run and why, as far as that is known before any of them has run."""
     found: dict[str, str] = {}
     for step in steps:
@@ -497,7 +497,7 @@ def steps_to_run(steps: Sequence[Step], journal: Journal, *, again: bool = False
 
 
 def preview(
-    steps: Sequence[Step], journal: Journal, *, again: bool = False, others: Iterable[str] = ()
+    steps: Sequence[RecipeStep], journal: Journal, *, again: bool = False, others: Iterable[str] = ()
 ) -> list[StepOutcome]:
     """Return what `execute_steps` would do, without doing it."""
     would = steps_to_run(steps, journal, again=again)
@@ -511,7 +511,7 @@ def preview(
     ]
 
 
-def _obsolete_steps(steps: Sequence[Step], journal: Journal, others: Iterable[str]) -> list[str]:
+def _obsolete_steps(steps: Sequence[RecipeStep], journal: Journal, others: Iterable[str]) -> list[str]:
     """Recorded steps that are no longer in the plan."""
     planned = {*(step.name for step in steps), *others}
     return [name for name in journal.steps if name not in planned]
@@ -524,7 +524,9 @@ def _remove_step(journal: Journal, name: str) -> StepOutcome:
     return StepOutcome(name, "removed", "it is no longer in the plan")
 
 
-def _record_step(journal: Journal, step: Step, made_of: Mapping[str, str], made: StepOutputs, seconds: float) -> None:
+def _record_step(
+    journal: Journal, step: RecipeStep, made_of: Mapping[str, str], made: StepOutputs, seconds: float
+) -> None:
     """Record a step that ran, and remove files that it wrote earlier under other names."""
     wrote = {os.path.relpath(path, journal.folder): journal.digests.of(path) for path in made.wrote}
     before = journal.steps[step.name].outputs if step.name in journal.steps else {}
@@ -537,12 +539,12 @@ def _record_step(journal: Journal, step: Step, made_of: Mapping[str, str], made:
 class _TimeEstimate:
     """An estimate of the remaining time, from the last run and the speed so far."""
 
-    def __init__(self, steps: Sequence[Step], running: Mapping[str, str], journal: Journal) -> None:
+    def __init__(self, steps: Sequence[RecipeStep], running: Mapping[str, str], journal: Journal) -> None:
         known = {name: kept.seconds for name, kept in journal.steps.items()}
         self.expected = {step.name: known.get(step.name) for step in steps if step.name in running}
         self.took = self.meant = 0.0
 
-    def left(self, step: Step) -> float | None:
+    def left(self, step: RecipeStep) -> float | None:
         """Remaining seconds from the start of a step; None if one of the steps never ran here."""
         names = list(self.expected)
         ahead = names[names.index(step.name) :] if step.name in names else names[len(names) :]
@@ -551,7 +553,7 @@ class _TimeEstimate:
             return None
         return sum(filter(None, seconds)) * (self.took / self.meant if self.meant else 1.0)
 
-    def passed(self, step: Step, seconds: float) -> None:
+    def passed(self, step: RecipeStep, seconds: float) -> None:
         """Record a finished step."""
         if expected := self.expected.get(step.name):
             self.took, self.meant = self.took + seconds, self.meant + expected
@@ -570,7 +572,7 @@ class Planned(NamedTuple):
         label: What distinguishes it from other steps of the stage.
     """
 
-    step: Step
+    step: RecipeStep
     stage: str
     options: Any
     label: str = ""
@@ -610,14 +612,14 @@ def _fold_step(placed: LocatedRecipe) -> Planned:
     options |= {"task": placed.recipe.task} if placed.recipe.task else {}
     lies = str(placed.place(placed.recipe.checkpoint).resolve())  # recorded in fold.json
     options["where the checkpoint lies"] = lies
-    return Planned(Step("fold", options, placed.sources), "fold", None)
+    return Planned(RecipeStep("fold", options, placed.sources), "fold", None)
 
 
 def _convert_step(placed: LocatedRecipe) -> Planned:
     options = placed.converted()
     lies = str(placed.place(placed.recipe.checkpoint).resolve())
     checkpoint = {"where the checkpoint lies": lies, "sha256": placed.recipe.sha256}
-    step = Step(
+    step = RecipeStep(
         "convert",
         {**checkpoint, **recorded_options(options, "convert")},
         lambda: {**placed.sources(), **placed.files(options)},
@@ -627,7 +629,7 @@ def _convert_step(placed: LocatedRecipe) -> Planned:
 
 def _export_step(placed: LocatedRecipe, precision: str, first: Planned) -> Planned:
     options, before = placed.exported(precision), (first.step.name,)
-    step = Step(
+    step = RecipeStep(
         f"export {precision}",
         recorded_options(options, "export"),
         lambda: placed.files(options),
@@ -646,7 +648,9 @@ def _verify_step(placed: LocatedRecipe, journal: Journal, before: Sequence[Plann
         return {**placed.files(options), **{name: path for name, path in others.items() if stage_of(path) == "export"}}
 
     return Planned(
-        Step("verify", recorded_options(options, "verify"), reads, after=names, needs=names[:1]), "verify", options
+        RecipeStep("verify", recorded_options(options, "verify"), reads, after=names, needs=names[:1]),
+        "verify",
+        options,
     )
 
 
@@ -656,7 +660,7 @@ def _graphs_step(
     """A step that reads the fold, and the exports of its precision or, if they are missing, all exports."""
     first, *exports = [each for each in before if each.stage in ("fold", "convert", "export")]
     taken = [each for each in exports if each.label in (precision, "fp32")] or exports
-    step = Step(
+    step = RecipeStep(
         stage,
         recorded_options(options, stage),
         lambda: placed.files(options),
@@ -674,7 +678,9 @@ def _report_step(placed: LocatedRecipe, options: Options, journal: Journal, befo
         return results_of_others(run_folder.Run(placed.folder), _files_of_step(journal, names))
 
     return Planned(
-        Step("report", recorded_options(options, "report"), reads, after=names, needs=names[:1]), "report", options
+        RecipeStep("report", recorded_options(options, "report"), reads, after=names, needs=names[:1]),
+        "report",
+        options,
     )
 
 

@@ -35,7 +35,7 @@ STYLE = """
 """
 
 
-class Place(NamedTuple):
+class FoldedPlace(NamedTuple):
     """A place where something was folded: a block or a node.
 
     Attributes:
@@ -62,12 +62,12 @@ class Place(NamedTuple):
         )
 
 
-def places_of(rows: Iterable[FoldStep | Change]) -> tuple[Place, ...]:
+def places_of(rows: Iterable[FoldStep | Change]) -> tuple[FoldedPlace, ...]:
     """The drawable places of a certificate or of a graph's changes, the largest savings first."""
     every = list(rows)
     kinds = [_kind(row) for row in every]
     places = [
-        Place(*_title_and_description(row), row.before, row.after, kinds.count(kind) - 1)
+        FoldedPlace(*_title_and_description(row), row.before, row.after, kinds.count(kind) - 1)
         for row, kind in zip(every, kinds, strict=True)
         if row.before or row.after
     ]
@@ -85,7 +85,7 @@ def _kind(row: FoldStep | Change) -> object:
     return id(row) if isinstance(row, Change) else (re.sub(r"\d+", "#", row.module), row.folded)
 
 
-def fold_svg(places: Sequence[Place], title: str) -> str:
+def fold_svg(places: Sequence[FoldedPlace], title: str) -> str:
     """Draw the places in one column, as wide as a phone; empty if there are none.
 
     Args:
@@ -119,7 +119,7 @@ def fold_svg(places: Sequence[Place], title: str) -> str:
     )
 
 
-def _draw_place(place: Place, top: int) -> tuple[list[str], int]:
+def _draw_place(place: FoldedPlace, top: int) -> tuple[list[str], int]:
     """Draw one place; return its SVG lines and where the next place begins."""
     alike = f" and {place.alike} of its kind" if place.alike else ""
     y = top + LINE
@@ -155,7 +155,7 @@ def _draw_place(place: Place, top: int) -> tuple[list[str], int]:
     return lines, max(ends) + EDGE
 
 
-def _positions_after(place: Place, lefts: Sequence[int], top: int) -> dict[str, int]:
+def _positions_after(place: FoldedPlace, lefts: Sequence[int], top: int) -> dict[str, int]:
     """The y position of each layer after the fold: centered on its sources, without overlap."""
     wanted = {}
     for n, each in enumerate(place.after):
@@ -186,7 +186,7 @@ def _words(layer: FoldedLayer) -> str:
     return f"{layer.name}: {layer.kind}, {layer.parameters:,} parameters{macs}"
 
 
-def _sentence(place: Place) -> str:
+def _sentence(place: FoldedPlace) -> str:
     """A description for screen readers: which layers became which."""
     parts = [f"{each.name} went into {' and '.join(each.into)}" for each in place.before if each.into]
     parts += [f"{each.name} is gone" for each in place.before if not each.into]
@@ -208,7 +208,7 @@ def _share(before: int, after: int) -> str:
     return f" ({(after - before) / before:+.1%})"
 
 
-def _all_known(place: Place) -> bool:
+def _all_known(place: FoldedPlace) -> bool:
     layers = (*place.before, *place.after)
     known = all(each.macs is not None or each.kind == FoldedLayer.PARAMETER for each in layers)
     return known and any(each.macs for each in layers)

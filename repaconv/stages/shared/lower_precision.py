@@ -18,7 +18,7 @@ from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
 from repaconv.stages.shared.input_selection import Split, fill_batch, scores_output
 from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.verification.divergence_location import values_by_piece
-from repaconv.verification.model_runners import OnnxTrace, load_onnx, named
+from repaconv.verification.model_runners import OnnxValues, load_onnx, named
 
 if TYPE_CHECKING:
     import onnx
@@ -146,7 +146,7 @@ def lower_and_compare(
     """
     from repaconv.verification.comparison import Comparison
     from repaconv.verification.divergence_location import broken, locate
-    from repaconv.verification.model_runners import FixedBatch, OnnxTrace
+    from repaconv.verification.model_runners import FixedBatch, OnnxValues
     from repaconv.verification.tolerances import tolerance
 
     progress(f"to {precision}", 0, 0)
@@ -167,7 +167,7 @@ def lower_and_compare(
         outputs = after.run(images.given), before.run(images.given)
         found.add(*outputs, labels=images.labels, whole=given.whole, truths=images.truths)
     links = found.links(precision, "ONNX, float32", BF16_NOTE if precision == "bf16" else "")
-    right, wrong = (OnnxTrace(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
+    right, wrong = (OnnxValues(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
     # a broken layer is already wrong on a calibration image; on others, values beyond the range would look like one
     first = calibration[0] if calibration else next(given.test_batches()).given
     first = {name: fill_batch(array, batch) for name, array in first.items()}
@@ -218,7 +218,7 @@ def largest_values(
     model: onnx.ModelProto, load: Callable[[bytes], Session], calls: Iterable[Feeds]
 ) -> dict[str, float]:
     """max|value| of each tensor by name over these inputs; NaN if it had a NaN."""
-    trace = OnnxTrace(model, load, by_module=False)
+    trace = OnnxValues(model, load, by_module=False)
     stored = {weight.name for weight in model.graph.initializer}
     names = [value.name for value in model.graph.input if value.name not in stored]
     found = dict.fromkeys(names, 0.0)

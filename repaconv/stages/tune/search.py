@@ -50,9 +50,6 @@ if TYPE_CHECKING:
 # result needs. The time of these last measurements, and of evaluating what they choose, is set aside from the start. If
 # it is too short for all of them, the result is a configuration that was evaluated already.
 
-Form = tuple[str, ...]
-"""Names of rewrites, in the order of their application."""
-
 
 class Measured(NamedTuple):
     """A speedup over the baseline, and its number of rounds, which is larger than requested if it was known."""

@@ -380,39 +380,39 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     baseline = trials[0].start
     measuring = _measurement(plan, graphs, baseline)
     now = time.monotonic()
-    journal = MeasurementLog(
+    measurements = MeasurementLog(
         plan.measured, now, now + plan.options.budget_s, baseline, plan.rounds, measuring, graphs, progress
     )
-    journal.images = len(plan.given.validation) if plan.given else 0
-    journal = journal.remembered()
+    measurements.images = len(plan.given.validation) if plan.given else 0
+    measurements = measurements.remembered()
     if plan.again:
-        journal.forget()
+        measurements.forget()
 
     def milder(trial: Trial) -> list[Trial]:
-        return graphs.mixed(trial) if journal.time_left() else []
+        return graphs.mixed(trial) if measurements.time_left() else []
 
     def work(way: Deployment) -> int:
         """MACs; when the time is over they are not counted, since counting takes a while for a large network."""
-        return graphs.macs(way) if journal.time_left() else 1
+        return graphs.macs(way) if measurements.time_left() else 1
 
     evaluation = LossEvaluation(graphs, baseline, Budget.of(plan.options), here, progress)
-    journal.evaluations = evaluation.took
+    measurements.evaluations = evaluation.took
     if plan.given:
-        too_slow = evaluation.too_slow(journal.left_s())
-        journal.cut = bool(too_slow)
+        too_slow = evaluation.too_slow(measurements.left_s())
+        measurements.cut = bool(too_slow)
         if why := too_slow or evaluation.same_predictions() or evaluation.few_results():
             left.append(f"lower precision: {why}")
             trials = [trial for trial in trials if trial.start.precision == "fp32"]
-    journal.macs = float(work(baseline))
-    if isinstance(measuring, LocalMeasurement) and journal.time_left():
+    measurements.macs = float(work(baseline))
+    if isinstance(measuring, LocalMeasurement) and measurements.time_left():
         measuring.time_baseline()
     if plan.options.exhaustive:
-        rows = search_exhaustively(trials, journal, evaluation.allows, plan.rounds, milder)
+        rows = search_exhaustively(trials, measurements, evaluation.allows, plan.rounds, milder)
     else:
-        rows = search(trials, work, journal, evaluation.allows, plan.rounds, milder, _records(plan))
-    rows = [row.model_copy(update={"memory_bytes": journal.memory(row.deployment)}) for row in rows]
-    final, loss = final_rows([evaluation.completed_row(row, journal.left) for row in rows], evaluation, baseline)
-    return _artefact(plan, final, loss, journal, left)
+        rows = search(trials, work, measurements, evaluation.allows, plan.rounds, milder, _records(plan))
+    rows = [row.model_copy(update={"memory_bytes": measurements.memory(row.deployment)}) for row in rows]
+    final, loss = final_rows([evaluation.completed_row(row, measurements.left) for row in rows], evaluation, baseline)
+    return _artefact(plan, final, loss, measurements, left)
 
 
 def _records(plan: _Plan) -> list[Observation]:
@@ -456,7 +456,7 @@ def _measurement(plan: _Plan, graphs: Candidates, baseline: Deployment) -> Local
 
 
 def _artefact(
-    plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: MeasurementLog, left: list[str]
+    plan: _Plan, rows: list[Candidate], loss: Loss | None, measurements: MeasurementLog, left: list[str]
 ) -> TuneArtefact:
     from repaconv.benchmark.machine_fingerprint import fingerprint
 
@@ -472,11 +472,11 @@ def _artefact(
         method=plan.folded.called,
         shapes_sha256=shapes_sha256(plan.folded.shapes),
         model_sha256=plan.folded.payload.sha256 if lossy else "",
-        image_size=journal.graphs.image_size,
+        image_size=measurements.graphs.image_size,
         graph_size="own" if not plan.folded.any_image_size else "fixed" if plan.fixed_size else "dynamic",
         seed=plan.options.seed,
-        baseline=journal.baseline,
-        macs=int(journal.macs) if journal.macs > 1 else 0,
+        baseline=measurements.baseline,
+        macs=int(measurements.macs) if measurements.macs > 1 else 0,
         deployment=winner,
         ratio=rows[0].ratio,
         allowed_disagreement=plan.options.max_disagreement,
@@ -487,11 +487,11 @@ def _artefact(
         scores=plan.given.given.labels if plan.given else "",
         disagreement=loss.disagreement if loss else None,
         link=loss.link if loss else None,
-        sensitivities=journal.graphs.sensitive,
+        sensitivities=measurements.graphs.sensitive,
         skipped=(*plan.machine.left_out, *dict.fromkeys(left)),
-        seconds=round(journal.seconds, 1),
+        seconds=round(measurements.seconds, 1),
         budget_s=plan.options.budget_s,
-        complete=not journal.cut,
+        complete=not measurements.cut,
         machine=fingerprint(()) if plan.measurer is None else {"cpu": f"a worker of {plan.device.name}"},
     )
 

@@ -42,7 +42,7 @@ def within_graph(
     import onnx
 
     from repaconv.verification.divergence_location import locate
-    from repaconv.verification.model_runners import OnnxTrace
+    from repaconv.verification.model_runners import OnnxValues
 
     if exported.data is not None:
         return Location(module="", reason="a graph above 2 GiB is not followed")
@@ -55,7 +55,7 @@ def within_graph(
         return Location(
             module="", reason=f"layer search skipped: the rewrites {', '.join(moved)} change intermediate values"
         )
-    traced = OnnxTrace(candidate, load_onnx, by_module=source_model.by_module)
+    traced = OnnxValues(candidate, load_onnx, by_module=source_model.by_module)
     return locate(source_model.stored.trace(), traced, _filled(feeds, {exported.batch}), allowed=allowed.rtol)
 
 
@@ -66,7 +66,7 @@ def _against_float32_graph(
     import onnx
 
     from repaconv.verification.divergence_location import locate
-    from repaconv.verification.model_runners import OnnxTrace
+    from repaconv.verification.model_runners import OnnxValues
 
     beside = float32_counterpart(source_model.run, source_model.folded, exported)
     if beside is None:
@@ -80,7 +80,7 @@ def _against_float32_graph(
         return Location(module="", reason=OTHER_FORM)
     reference = _bare(onnx.load(run_folder.onnx_model_of(source_model.run, single)), single)
     load = loader_for(exported.architecture, exported.precision)
-    before, after = (OnnxTrace(*of, by_module=False) for of in ((reference, load_onnx), (candidate, load)))
+    before, after = (OnnxValues(*of, by_module=False) for of in ((reference, load_onnx), (candidate, load)))
     return locate(before, after, _filled(feeds, fixed), allowed=None, decides=source_model.decides)
 
 
@@ -97,7 +97,7 @@ def within_engine(
     import onnx
 
     from repaconv.verification.divergence_location import locate
-    from repaconv.verification.model_runners import OnnxTrace
+    from repaconv.verification.model_runners import OnnxValues
 
     exported = export.artefact
     if exported.data is not None or exported.precision == "bf16":
@@ -108,7 +108,7 @@ def within_engine(
     with scratch_folder() as folder:
         try:
             load = partial(_shown, load_target(target), precision, filled, folder / "shown.onnx")
-            right, wrong = (OnnxTrace(bare, each, by_module=source_model.by_module) for each in (load_onnx, load))
+            right, wrong = (OnnxValues(bare, each, by_module=source_model.by_module) for each in (load_onnx, load))
             found = locate(right, wrong, filled, allowed=limit, decides=source_model.decides)
         except RepaconvError as problem:
             return Location(module="", reason=f"not followed: {problem.message}")

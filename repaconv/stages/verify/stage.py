@@ -24,7 +24,7 @@ from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.stages.shared.task_choice import settled, task_of, with_labels
 from repaconv.stages.verify.link_to_unconverted_network import ParentLink, parent_link
 from repaconv.stages.verify.options import VerifyOptions
-from repaconv.stages.verify.verification_chain import REFERENCE, Chain, Rules, Step, chain_of
+from repaconv.stages.verify.verification_chain import REFERENCE, Chain, PlannedLink, Rules, verification_chain
 from repaconv.verification.rounding import float64_rounding, network_rounding
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
         seed=options.seed,
         task=options.task,
     )
-    chain = chain_of(source_model, exports, given, rules, engine, built)
+    chain = verification_chain(source_model, exports, given, rules, engine, built)
     _require_used(asked, chain)
     parent = parent_link(source_model, random_images=random_images)
     return _Plan(options, taken, source_model, source, given, built, chain, parent, path)
@@ -171,15 +171,15 @@ def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
     return scale
 
 
-def _by_inputs(plan: _Plan) -> list[tuple[Inputs, list[Step]]]:
+def _by_inputs(plan: _Plan) -> list[tuple[Inputs, list[PlannedLink]]]:
     """The links grouped by their images; those of the command come first and include the fold."""
-    found: dict[int, tuple[Inputs, list[Step]]] = {id(plan.given): (plan.given, [])}
+    found: dict[int, tuple[Inputs, list[PlannedLink]]] = {id(plan.given): (plan.given, [])}
     for step in plan.chain.steps:
         found.setdefault(id(step.inputs), (step.inputs, []))[1].append(step)
     return list(found.values())
 
 
-def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], rounding: Rounding) -> None:
+def _add(plan: _Plan, step: PlannedLink, batch: Batch, reference: Mapping[str, Any], rounding: Rounding) -> None:
     """Add one batch to one link."""
     asked = step.name in {*(plan.options.rtol or {}), *(plan.options.atol or {})}
     # reference and candidate of the fold are in float64, where rounding changes no top-1 prediction
@@ -221,7 +221,7 @@ def _links(plan: _Plan, progress: Progress) -> list[Link]:
     return sorted(links, key=lambda link: LINKS.index(link.name))
 
 
-def _compared_outputs(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
+def _compared_outputs(step: PlannedLink, plan: _Plan, progress: Progress) -> Iterator[Link]:
     """One link for every output; if it fails, with the layer at which it first differs."""
     from repaconv.verification.divergence_location import broken
 

@@ -40,7 +40,7 @@ NORMALIZED = "and these images are already normalized"
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedLink:
     """One link to be run: the candidate, its inputs, and the comparison.
 
     Attributes:
@@ -84,7 +84,7 @@ class Source(NamedTuple):
 class Chain(NamedTuple):
     """The links that can be run, those that cannot with the reason, and the files that are used."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlannedLink, ...]
     idle: tuple[Link, ...] = ()
     took: tuple[Path, ...] = ()
 
@@ -135,7 +135,7 @@ class Rules:
         )
 
 
-def chain_of(
+def verification_chain(
     source_model: SourceModel,
     exports: Sequence[Export],
     given: Inputs,
@@ -146,8 +146,6 @@ def chain_of(
     """The verification chain of a run.
 
     The fold comes first: it finds the images whose top-1 prediction depends on rounding, and the other links use that.
-
-    The fold comes first: it tells in which images rounding decides, and the other links ask.
     """
     of_exports = [_of_export(source_model, export, given, rules) for export in exports]
     of_engine = [_of_engine(source_model, exports, engine, built, given, rules)] if engine is not None else []
@@ -200,14 +198,14 @@ def _of_forms(source_model: SourceModel, given: Inputs, rules: Rules) -> Chain:
         return locate(source_model.exact.trace(), source_model.stored.trace(), feeds, allowed=stored.rtol or 0.0)
 
     steps = [
-        Step(
+        PlannedLink(
             "fold",
             given,
             rules.compared("folded, float64", "fold", given),
             lambda batch: source_model.exact.run(batch.feeds(source_model.inputs)),
             lambda feeds: source_model.parting(feeds, tight.rtol or 0.0),
         ),
-        Step(
+        PlannedLink(
             "stored",
             given,
             rules.compared("folded as stored, float32", "stored", given),
@@ -218,7 +216,7 @@ def _of_forms(source_model: SourceModel, given: Inputs, rules: Rules) -> Chain:
     if given.recorded:
         official = f"official output ({given.recorded})"
         recorded = rules.compared(official, "recorded", given)
-        steps.append(Step("recorded", given, recorded, lambda batch: batch.recorded or {}, lambda _: RECORDED))
+        steps.append(PlannedLink("recorded", given, recorded, lambda batch: batch.recorded or {}, lambda _: RECORDED))
     return Chain(tuple(steps))
 
 
@@ -247,7 +245,7 @@ def _of_export(source_model: SourceModel, export: Export, given: Inputs, rules: 
 
 def _graph_steps(
     source_model: SourceModel, exported: ExportArtefact, path: Path, name: str, label: str, rules: Rules, given: Inputs
-) -> list[Step]:
+) -> list[PlannedLink]:
     """The links of an ONNX model, without its preprocessing and, if it has one, with it."""
     import onnx
 
@@ -265,13 +263,13 @@ def _graph_steps(
     def followed(feeds: Feeds) -> Location:
         return within_graph(source_model, exported, path, feeds, compared.allowed)
 
-    steps = [Step(name, given, compared, _running(core, batch), followed, note)]
+    steps = [PlannedLink(name, given, compared, _running(core, batch), followed, note)]
     if exported.preprocessing:
         # a lossy link that names a module counts as broken there
         scope = SCOPE if name == "onnx" else ""
         where = Location(module=scope, reason=f"the graph after it is compared by the link {name}")
         seen = rules.compared(f"{label}, from pixels", "preprocessing", given, exported.precision)
-        steps.append(Step("preprocessing", given, seen, _running(whole, batch), lambda _: where, note))
+        steps.append(PlannedLink("preprocessing", given, seen, _running(whole, batch), lambda _: where, note))
     return steps
 
 
@@ -339,7 +337,7 @@ def _of_engine(
         return within_engine(source_model, source, built.target, built.precision, feeds, compared.allowed)
 
     sha256 = sha256_of(engine)
-    step = Step(
+    step = PlannedLink(
         "engine", given, compared, run, followed, note, sha256=sha256, nodes_on_cpu=on_cpu, no_evidence=no_evidence
     )
     return Chain((step,), (), (engine, *took))

@@ -38,7 +38,7 @@ from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.lower_precision import int8_for
 from repaconv.stages.shared.target_lookup import default_rewrites, load_target
-from repaconv.stages.tune.search import Candidates
+from repaconv.stages.tune.candidate_graphs import Candidates
 
 TARGETS = {"x86-64": "", "x86-64-openvino": "onnxruntime-symmetric"}
 """And who writes int8 for it."""

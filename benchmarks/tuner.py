@@ -32,7 +32,7 @@ from repaconv.core.progress import silent
 from repaconv.results import Deployment, TuneArtefact
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.preset_choice import open_deployment
-from repaconv.stages.tune.search import Candidates
+from repaconv.stages.tune.candidate_graphs import Candidates
 from repaconv.verification.model_runners import Images
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,8 +17,8 @@ from repaconv.results import Deployment
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.input_selection import choose_inputs
 from repaconv.stages.shared.preset_choice import open_deployment
+from repaconv.stages.tune.candidate_graphs import Candidates
 from repaconv.stages.tune.output_check import PLANTED_FAULT, OutputCheck
-from repaconv.stages.tune.search import Candidates
 from repaconv.verification.input_batches import npz_inputs
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.rounding import moved_weights

@@ -59,7 +59,7 @@ from repaconv.rewrites.speed.silu_as_quotient import SILU_AS_QUOTIENT
 from repaconv.sources.verified_onnx_export import runnable
 from repaconv.stages.shared.lower_precision import int8_for, largest_values, loader_for, to_precision
 from repaconv.stages.shared.target_lookup import load_target
-from repaconv.stages.tune.search import sensitivities
+from repaconv.stages.tune.candidate_graphs import sensitivities
 from repaconv.stages.verify.verification_chain import CLIPPED_NOTE
 from repaconv.verification.comparison import link_between
 from repaconv.verification.input_batches import npz_inputs, random_inputs

@@ -41,22 +41,13 @@ from repaconv.sources.verified_onnx_export import Proving, exported_graph
 from repaconv.stages.shared.input_selection import Split
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.shared.target_lookup import load_target
-from repaconv.stages.tune import accuracy_loss, stage
-from repaconv.stages.tune import search as candidates
+from repaconv.stages.tune import accuracy_loss, candidate_graphs, stage
 from repaconv.stages.tune.accuracy_loss import task_of_losses
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.output_check import OutputCheck
-from repaconv.stages.tune.search import (
-    FIRST,
-    MIDDLE,
-    Measured,
-    Trial,
-    Workload,
-    initial_trials,
-    search,
-    search_exhaustively,
-)
-from repaconv.stages.tune.search import MachineRuntimes as Runtimes
+from repaconv.stages.tune.runtimes_and_initial_trials import MachineRuntimes as Runtimes
+from repaconv.stages.tune.runtimes_and_initial_trials import Workload, initial_trials
+from repaconv.stages.tune.search import FIRST, MIDDLE, Measured, Trial, search, search_exhaustively
 from repaconv.stages.tune.speed_measurements import LocalMeasurement, MeasurementCosts
 from repaconv.stages.tune.text import show_tune
 from repaconv.verification.accuracy_budget import Budget
@@ -516,8 +507,8 @@ def test_an_exhaustive_search_goes_on_for_its_time_whenever_it_is_asked():
 
 
 def test_graphs_make_way_for_others_and_are_written_again(tmp_path, monkeypatch):
-    graphs = candidates.Candidates(None, (), None, tmp_path, lambda *_: None)
-    monkeypatch.setattr(candidates, "GRAPH_BYTES", 0)
+    graphs = candidate_graphs.Candidates(None, (), None, tmp_path, lambda *_: None)
+    monkeypatch.setattr(candidate_graphs, "GRAPH_BYTES", 0)
     paths = [graphs._file((name,), lambda name=name: onnx.ModelProto(doc_string=name)) for name in "aba"]
     assert [path.is_file() for path in paths] == [True, False, True]
     assert paths[0] == paths[2]
@@ -612,7 +603,7 @@ def test_two_images_are_too_few_and_not_without_labels(require):
 
 
 def test_what_the_budget_does_not_allow_is_left(monkeypatch):
-    monkeypatch.setattr(candidates.Candidates, "macs", None)  # no graph is made to be counted
+    monkeypatch.setattr(candidate_graphs.Candidates, "macs", None)  # no graph is made to be counted
     done = package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, rewrites=THREE, budget_s=0)
     assert done.deployment == done.baseline
     assert not any(row.ratio for row in done.candidates)
@@ -788,7 +779,7 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
     images = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
     np.savez("x.npz", input=images)
     calibrated, judged = [], []
-    sound, run = candidates.to_precision, accuracy_loss.FixedBatch.run
+    sound, run = candidate_graphs.to_precision, accuracy_loss.FixedBatch.run
 
     def nothing(graph, precision, pieces, device, **more):
         calibrated.extend(np.concatenate([piece["input"] for piece in pieces]))
@@ -805,7 +796,7 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
     class Seen(accuracy_loss.FixedBatch):
         run = seen
 
-    monkeypatch.setattr(candidates, "to_precision", nothing)
+    monkeypatch.setattr(candidate_graphs, "to_precision", nothing)
     monkeypatch.setattr(accuracy_loss, "FixedBatch", Seen)
     device = load_target("x86-64").model_copy(update={"precisions": ("fp32", "int8")})
     monkeypatch.setattr(stage, "load_target", lambda _name: device)
@@ -896,7 +887,9 @@ def test_the_time_to_write_a_graph_is_known_though_counting_its_macs_has_written
     seconds = iter(range(10**6))
     source_model = source_model_of(run_folder.Run(Path("repaconv-out/tiny")))
     names = sorted(plugins.registered(plugins.REWRITES))
-    graphs = candidates.Candidates(source_model, names, None, tmp_path, lambda *_: None, clock=lambda: next(seconds))
+    graphs = candidate_graphs.Candidates(
+        source_model, names, None, tmp_path, lambda *_: None, clock=lambda: next(seconds)
+    )
     baseline = Deployment(target="x86-64", runtime="onnxruntime", rewrites=())
     one, another = (
         baseline.model_copy(update={"rewrites": (name,)}) for name in graphs.trial(baseline, ()).rewrites[:2]
@@ -914,7 +907,7 @@ def test_the_search_starts_from_the_whole_default_preset(tmp_path):
     package.fold(models.checkpoint("repavit"), out="run")
     source_model = source_model_of(run_folder.Run(Path("run")))
     names = sorted(plugins.registered(plugins.REWRITES))
-    graphs = candidates.Candidates(source_model, names, None, tmp_path, lambda *_: None)
+    graphs = candidate_graphs.Candidates(source_model, names, None, tmp_path, lambda *_: None)
     start = graphs.trial(Deployment(target="x86-64", runtime="onnxruntime", rewrites=()), ()).start
     assert start.rewrites == package.export("run").rewrites
     assert "rows-throughout" in start.rewrites

@@ -20,17 +20,16 @@ from repaconv.stages.shared.input_selection import Split, choose_inputs, fixed_b
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.tune.accuracy_loss import LossEvaluation, require_evaluation_images
+from repaconv.stages.tune.candidate_graphs import Candidates
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.output_check import OutputCheck
-from repaconv.stages.tune.search import (
-    MIDDLE,
-    Candidates,
+from repaconv.stages.tune.runtimes_and_initial_trials import (
     MachineRuntimes,
-    Trial,
     Workload,
     available_runtimes,
     initial_trials,
 )
+from repaconv.stages.tune.search import MIDDLE, Trial
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.model_runners import Images
 

@@ -133,7 +133,7 @@ FORMER = {
     "forms.patches": "rewrites.speed.patch_embedding",
     "forms.pools": "rewrites.speed.global_pooling",
     "forms.rows": "rewrites.speed.token_matrix_gemm",
-    "forms.search": "stages.tune.search",
+    "forms.search": "stages.tune.search stages.tune.candidate_graphs",
     "graphs": "graph",
     "graphs.activations": "graph.activation_patterns",
     "graphs.attention": "graph.attention_patterns",

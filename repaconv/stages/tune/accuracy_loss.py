@@ -20,8 +20,8 @@ from repaconv.stages.shared.lower_precision import loader_for
 from repaconv.stages.shared.option_dataclasses import as_image_size
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.shared.task_choice import settled, task_of, with_labels
+from repaconv.stages.tune.candidate_graphs import Candidates
 from repaconv.stages.tune.options import TuneOptions
-from repaconv.stages.tune.search import Candidates
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.model_runners import FixedBatch, load_onnx
 

@@ -25,7 +25,7 @@ import numpy as np
 from repaconv.core.errors import Refused
 from repaconv.results import Deployment, ImageSize, Verdict
 from repaconv.stages.shared.input_selection import fixed_batch
-from repaconv.stages.tune.search import Candidates
+from repaconv.stages.tune.candidate_graphs import Candidates
 from repaconv.verification.float64_evaluator_check import NEAR_ONE, differing_operators
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.graph_with_cached_outputs import Evaluated

@@ -18,8 +18,9 @@ from repaconv.engines.contract import GpuSession
 from repaconv.results import Deployment, ImageSize, Ratio
 from repaconv.stages.shared.input_selection import CALIBRATION_IMAGES
 from repaconv.stages.shared.preset_choice import open_deployment
+from repaconv.stages.tune.candidate_graphs import Candidates
 from repaconv.stages.tune.output_check import OutputCheck
-from repaconv.stages.tune.search import Candidates, Measured
+from repaconv.stages.tune.search import Measured
 from repaconv.verification.model_runners import call_of, load_onnx
 
 if TYPE_CHECKING:

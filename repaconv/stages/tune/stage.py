@@ -36,10 +36,10 @@ from repaconv.stages.tune.accuracy_loss import (
     require_evaluation_images,
     task_of_losses,
 )
+from repaconv.stages.tune.candidate_graphs import Candidates
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.output_check import OutputCheck
-from repaconv.stages.tune.search import (
-    Candidates,
+from repaconv.stages.tune.runtimes_and_initial_trials import (
     MachineRuntimes,
     Workload,
     available_runtimes,

@@ -60,7 +60,7 @@ def join(model: ir.Model) -> Iterator[Change]:
 
 
 def _terms(value: ir.Value | None, factor: float) -> list[tuple[float, ir.Node]] | None:
-    """The MatMul nodes of which a value is a sum, each with its factor; None if it is no such sum."""
+    """The MatMul nodes whose outputs add up to a value, each with its factor; None if the value is no such sum."""
     node = made_by(value, "MatMul", "Add", "Sub", "Mul", "Div")
     if node is None or node.inputs[0] is None or node.inputs[1] is None:
         return None

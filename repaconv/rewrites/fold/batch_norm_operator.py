@@ -1,9 +1,9 @@
-"""batch-norm: write a scale and a shift of the channels of an image, which no layer absorbed, as one operator.
+"""batch-norm: write a scale and a shift of an image's channels as one operator, if no layer absorbed them.
 
-Keras writes BatchNorm as Mul and Add. Those before an activation (DenseNet, ResNet V2, NASNet) stay. ONNX Runtime runs
-convolutions in a layout of its own, from and to which it converts around a Mul or Add of a constant; a
-BatchNormalization runs in that layout, and takes the activation with it. Two numbers that scale and shift all channels
-are such an operator where a convolution or a pool reads the image (PP-OCRv4, before convolutions with padding).
+Keras writes BatchNorm as Mul and Add. If an activation follows (DenseNet, ResNet V2, NASNet), no layer absorbs them.
+ONNX Runtime runs convolutions in a blocked layout. It converts the image before and after a Mul or Add of a constant,
+but runs BatchNormalization in the blocked layout, fused with the activation. A Mul and an Add of one number each are
+written as BatchNormalization if a convolution or a pool reads the image (PP-OCRv4, before convolutions with padding).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _is_image(value: ir.Value) -> bool:
-    """Whether a convolution or a pool reads a value, so that axis 1 is that of channels."""
+    """Whether a convolution or a pool reads a value, so that its channels are along axis 1."""
     return any(place == 0 and user.domain == "" and user.op_type in IMAGE_READERS for user, place in value.uses())
 
 
-BATCH_NORM = Rewrite("batch-norm", "a scale of the channels of an image that only a shift reads", apply)
+BATCH_NORM = Rewrite("batch-norm", "a scale of an image's channels that only a shift reads", apply)

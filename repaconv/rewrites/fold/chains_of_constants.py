@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SUMS, FACTORS = ("Add", "Sub"), ("Mul", "Div")
 RANGES = {"FLOAT16": np.finfo(np.float16)}
-"""Range of a data type; of others that of float32, in which graphs of float64 may be written."""
+"""Range of a data type. All other types have float32's range, because float64 graphs may be written as float32."""
 
 
 class _Pair(NamedTuple):
@@ -84,7 +84,7 @@ def _pair(second: ir.Node) -> _Pair | None:
     given, own = constant(first.inputs[at]), constant(second.inputs[place])
     if given is None or own is None or {given.dtype.kind, own.dtype.kind} != {"f"}:
         return None
-    with np.errstate(all="ignore"):  # what is out of range is not merged
+    with np.errstate(all="ignore"):  # overflow is checked by _is_in_range
         if not sums:
             merged = _factor(first, at, second, place)
         else:
@@ -95,14 +95,14 @@ def _pair(second: ir.Node) -> _Pair | None:
 
 
 def _fits(first: ir.Node, given: tuple[int, ...], own: tuple[int, ...]) -> bool:
-    """Whether the constant of both nodes, by the shapes of their own, is as large as one of these."""
-    if first.op_type == "MatMul":  # axes before those of the product would be lost
+    """Whether the merged constant has the shape of one of the two constants."""
+    if first.op_type == "MatMul":  # more axes than the product's would be lost
         return prod(own) == 1 and len(own) <= rank_of(first.outputs[0])
     return np.broadcast_shapes(given, own) in (given, own)
 
 
 def _shift(node: ir.Node, place: int, before: Array | float) -> Array:
-    """What a sum adds, if this was added before."""
+    """What a sum adds in total, if ``before`` was added already."""
     numbers = constant(node.inputs[place])
     assert numbers is not None
     if node.op_type == "Add":
@@ -111,7 +111,7 @@ def _shift(node: ir.Node, place: int, before: Array | float) -> Array:
 
 
 def _factor(first: ir.Node, at: int, second: ir.Node, place: int) -> Array | None:
-    """The constant of the first product, times that of the second; None if that is no product."""
+    """The product of both nodes' constants; None if the second node divides by zero or divides its constant by x."""
     given, own = constant(first.inputs[at]), constant(second.inputs[place])
     assert given is not None
     assert own is not None
@@ -126,7 +126,7 @@ def _factor(first: ir.Node, at: int, second: ir.Node, place: int) -> Array | Non
 
 
 def _is_in_range(merged: Array, given: Array, own: Array, value: ir.Value) -> bool:
-    """Whether the type of a value has all numbers, the largest in full; infinite before, one may be infinite."""
+    """Whether the value's type can hold all merged numbers. A number may be infinite only if it was infinite before."""
     limits = RANGES.get(value.dtype.name if value.dtype is not None else "", np.finfo(np.float32))
     infinite, absolute = ~np.isfinite(given) | ~np.isfinite(own), np.abs(merged)
     if np.isnan(merged).any() or 0 < absolute.max(initial=0) < limits.tiny:
@@ -135,9 +135,9 @@ def _is_in_range(merged: Array, given: Array, own: Array, value: ir.Value) -> bo
 
 
 def _no_larger(pairs: list[_Pair]) -> list[_Pair]:
-    """The pairs after which the graph holds no more numbers, none of which has a node of another.
+    """Pairs without a common node whose merged constants take no more memory than the constants that they replace.
 
-    A constant as large as the merged one is then read by nothing else, or by pairs that are merged to the same.
+    A constant of the merged constant's size then has no reader but pairs with the same merged constant.
     """
     merged: dict[object, set[ir.Node]] = defaultdict(set)
     for pair in pairs:
@@ -158,7 +158,7 @@ def _shape(value: ir.Value | None) -> tuple[int, ...]:
 
 
 def _written(write: Writer, pair: _Pair) -> ir.Value:
-    """Write the operator that computes the same as both."""
+    """Write one operator that computes the same as both nodes."""
     at, like = pair.places[0], pair.first.outputs[0]
     x, merged = pair.first.inputs[1 - at], write.constant(pair.merged, like=like)
     if pair.first.op_type in SUMS:

@@ -1,7 +1,7 @@
-"""shapes: leave out nodes that compute what is known already, or what follows from the shapes of the inputs.
+"""shapes: remove nodes whose results are known, or follow from the shapes of the graph's inputs.
 
-Exporters write a size that a network's code reads as a chain of Shape, Gather, Cast and Concat. An Expand that its
-reader would repeat, and axes that a reduction drops for its reader to add, are left out as well.
+If a network's code reads a size, exporters write a chain of Shape, Gather, Cast and Concat. Two more kinds of nodes are
+removed: an Expand whose reader broadcasts anyway, and an Unsqueeze that adds the axes which a reduction dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """Fold shapes; in place. It is a change if that leaves nodes out, besides those that nothing reads."""
+    """Fold shapes; in place. A change is reported if nodes are removed, not counting nodes that nothing reads."""
     saved = model.meta.pop(SAVED, None)
     if saved is None:
         clean(model)

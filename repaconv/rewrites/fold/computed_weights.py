@@ -1,8 +1,8 @@
 """weights: a weight that the graph computes from constants alone becomes one constant.
 
 Some networks compute a kernel from their parameters in every inference: the branches of OREPA (Hu et al. 2022) and of
-ECB (Zhang et al. 2021) are added as kernels, SPAN (Wan et al. 2023) multiplies those of its three convolutions. A
-computed weight hides its layer from all other rewrites.
+ECB (Zhang et al. 2021) are added as kernels; SPAN (Wan et al. 2023) multiplies the kernels of its three convolutions.
+No other rewrite recognizes a layer whose weight is computed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 SAVED = "repaconv.saved"
-"""Metadata key: how many nodes folding constants has left out, where none computed a weight.
+"""Metadata key: how many nodes were removed when constants were folded, if none of the nodes computed a weight.
 
 `repaconv.rewrites.fold.computed_shapes` reports them.
 """
@@ -40,7 +40,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
     if not found:
         model.meta[SAVED] = before - len(model.graph)
     for node in found:
-        if node.graph is model.graph:  # not itself part of what was computed
+        if node.graph is model.graph:  # the layer itself was not folded to a constant
             yield Change(
                 rewrite=WEIGHTS.name, place=node.name or "", description="a computed weight or bias -> a constant"
             )

@@ -67,7 +67,7 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class _EinsumPlan:
-    """What computes an Einsum.
+    """The operators that compute an Einsum.
 
     Attributes:
         equation: Its equation.
@@ -79,7 +79,7 @@ class _EinsumPlan:
         output: The axes of the product.
         after: The letters that are summed over after the product.
         operators: All operators, in order.
-        swaps: How many of them are Transposes of the last two axes that a MatMul reads.
+        swaps: Number of Transposes that swap the last two axes before a MatMul.
         cost: The cost, in order to compare plans.
     """
 
@@ -206,7 +206,7 @@ def _products(x: str, y: str, out: str) -> Iterator[tuple[Axes, Axes, Axes]]:
 
 
 def _runs(letters: str, out: str) -> list[str]:
-    """What may be one axis of a matrix: letters that are adjacent in an operand or in the output, or none of them."""
+    """The letters that may form one axis of a matrix: none, or letters adjacent in an operand or in the output."""
     orders = (letters, "".join(sorted(letters, key=out.index)))
     ends = [(start, end) for start in range(len(letters)) for end in range(start + 1, len(letters) + 1)]
     return ["", *dict.fromkeys(order[start:end] for order in orders for start, end in ends)]
@@ -264,7 +264,7 @@ def _cost(nodes: list[str]) -> int:
 
 
 def _shaped(axes: Axes, size: Mapping[str, Size]) -> ir.Value:
-    """A value with these axes, of which only the shape counts."""
+    """A placeholder value with these axes; only its shape is used."""
     import onnx_ir as ir
 
     value = ir.Value(name="")

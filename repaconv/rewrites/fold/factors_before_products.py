@@ -103,9 +103,9 @@ def _written(write: Writer, operator: str, x: ir.Value | None, number: float) ->
 
 
 def _is_of_layer(value: ir.Value | None) -> bool:
-    """Whether a layer that absorbs a number computes a value, or that of which it is a view or a selection.
+    """Whether a layer that can absorb a number computes a value, directly or through views and selections.
 
-    Nothing else reads these values; other selections may read what the selection is of.
+    The values between have no other reader, except that a selection's source may have other selections.
     """
     selected = False
     while value is not None and not value.is_graph_output():

@@ -1,12 +1,12 @@
 """Keep values of the original graph, so that nothing is folded across them.
 
-A fold may move a large constant to where it rounds worse than in the original: `mean(x) - 300` instead of
-`mean(x - 300)`. The value that the constant cancels in is kept then, and everything else is folded.
+A fold may move a large constant to a place where the result rounds worse than in the original: `mean(x) - 300` instead
+of `mean(x - 300)`. Then the difference `x - 300` is kept, and everything else is folded.
 
-A sum that rounds on purpose is always kept. In FP32, `x + 12582912 - 12582912` is x rounded to an integer; the fold
-computes in float64, where it is x, and would drop it.
+A sum that rounds on purpose is always kept. In FP32, `x + 12582912 - 12582912` is x rounded to an integer. The fold
+computes in float64, in which this is x itself, and would remove it.
 
-Every rewrite keeps the outputs of a graph; so a value is an output while the graph is folded.
+Every rewrite keeps the outputs of a graph. Kept values are therefore outputs while the graph is folded.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 PREFIX = "value:"
 """Prefix of the name of a value in `reverted`; entries without it are names of rewrites."""
 VALUES, SUMS = "repaconv.kept_values", "repaconv.kept_sums"
-"""Metadata keys: the names of the outputs that are kept values, and of those that belong to kept sums."""
+"""Metadata keys: the names of the outputs added for kept values, and for kept sums."""
 LEAST_ROUNDING_CONSTANT = {"FLOAT": 256.0, "DOUBLE": 256.0, "FLOAT16": 64.0, "BFLOAT16": 64.0}
 """Smallest constant that counts as rounding on purpose, by data type; in float32 it rounds to multiples of 2^-15.
 Float32 graphs are folded as float64."""
 ALIKE = 2.0**-9
-"""Two constants that differ by less than so much of the larger one cancel."""
+"""Two constants cancel if they differ by at most this share of the larger one."""
 
 
 def kept_values(reverted: Collection[str]) -> tuple[str, ...]:
-    """The names of the values among what is reverted."""
+    """The names of the kept values among the reverted names."""
     return tuple(name.removeprefix(PREFIX) for name in reverted if name.startswith(PREFIX))
 
 
 def keep(names: Collection[str]) -> Rewrite:
-    """The rewrite before all others: it makes the values of these names outputs of the graph."""
+    """The first rewrite of a fold: it makes the values of these names outputs of the graph."""
     return Rewrite("keep", "everywhere: values that nothing is folded across", partial(_keep, names), keeps=True)
 
 
@@ -75,7 +75,7 @@ def values_of_rounding_sums(model: ir.Model) -> set[ir.Value]:
 def _rounded_on_purpose(value: ir.Value) -> tuple[ir.Value, ...]:
     """If a value is x + C and rounds on purpose: x, the value, and each x + C - D; else empty.
 
-    One D must be about C, and 2^k or 1.5 x 2^k, as in all code that rounds so.
+    At least one D must be close to C and equal to 2^k or 1.5 x 2^k, as in all code that rounds this way.
     """
     node = value.producer()
     users = [user for user, _ in value.uses() if user.op_type in ("Add", "Sub") and user.graph is value.graph]
@@ -115,7 +115,7 @@ def _release(key: str, model: ir.Model) -> Iterator[Change]:
     names, outputs = model.meta.pop(key, ()), model.graph.outputs
     for value in [each for each in outputs if each.name in names]:
         outputs.remove(value)
-    for node in nodes_of(model, "Identity") if names else ():  # what was equal to another had to have its own name
+    for node in nodes_of(model, "Identity") if names else ():  # equal outputs needed an Identity each
         value, source = node.outputs[0], node.inputs[0]
         if source is not None and not value.is_graph_output():
             value.replace_all_uses_with(source)

@@ -143,7 +143,7 @@ def _scaled(node: ir.Node) -> tuple[ir.Node, float]:
 
 
 def _factor(node: ir.Node, x: ir.Value | None) -> float | None:
-    """What a Neg, Mul or Div multiplies x by; None if that is no number."""
+    """The number by which a Neg, Mul or Div multiplies x; None if x is not multiplied by a number."""
     if node.op_type == "Neg":
         return -1.0
     number = scalar(node.inputs[1 if node.inputs[0] is x else 0])
@@ -159,7 +159,7 @@ def _scaled_input(node: ir.Node) -> tuple[ir.Value | None, float]:
 
 
 def _multiples(value: ir.Value | None) -> list[_Multiple]:
-    """What a value is a multiple of, nearest first: itself, and what lies before Neg, Mul, Div and Transpose."""
+    """The values that a value is a multiple of: itself, then the inputs of Neg, Mul, Div and Transpose before it."""
     if value is None or not rank_of(value):
         return []
     found = [_Multiple(value, tuple(range(rank_of(value))), 1.0)]

@@ -1,9 +1,8 @@
 """hard-swish: write x clip(x + 3, 0, 6) / 6, and the gate without x, as one operator.
 
-Converters from other libraries (paddle2onnx, tf2onnx), and PyTorch's for old opsets, write both as four operators. ONNX
-Runtime fuses none of them into the convolution before, and converts images to another layout for an Add of one number.
-Keras multiplies by 1/6 in float32, which is 1.00000003 sixths: that factor stays behind the operator, for the next
-linear layer.
+paddle2onnx, tf2onnx, and PyTorch's exporter for old opsets write both as four operators. ONNX Runtime fuses none of
+them into the convolution before, and converts the image to another layout for the Add. Keras multiplies by 1/6 in
+float32, which is 1.00000003 sixths. This factor is written after the operator, and the next linear layer absorbs it.
 
 Source: Howard et al. 2019, "Searching for MobileNetV3", section 5.2.
 """
@@ -46,10 +45,11 @@ ATTRIBUTES: dict[str, dict[str, float]] = {"HardSwish": {}, "HardSigmoid": {"alp
 
 
 def _computed(clipped: ir.Value, x: ir.Value) -> tuple[str, ir.Node, float, str] | None:
-    """What clip(x + 3, 0, 6) is part of.
+    """Match the nodes after clip(x + 3, 0, 6); None if they are neither a HardSwish nor a HardSigmoid.
 
     Returns:
-        The operator that does the same, the last node of that, the factor behind the operator, and all nodes.
+        The name of the operator, the last node that it replaces, the factor to multiply by after it, and the types of
+        all nodes that it replaces, for the report.
     """
     product = _product(clipped, x)
     sixth, factor = _sixth(clipped if product is None else product.outputs[0])
@@ -80,7 +80,7 @@ def _product(value: ir.Value, x: ir.Value) -> ir.Node | None:
 
 
 def _sixth(value: ir.Value) -> tuple[ir.Node | None, float]:
-    """The only reader of a value, if it multiplies or divides it by a constant, and how many sixths it takes."""
+    """The only reader of a value and its factor in sixths, if it multiplies or divides by a constant; else None, 0."""
     node = only_reader(value, "Div", "Mul")
     if node is None or (node.op_type == "Div" and node.inputs[0] is not value):
         return None, 0.0

@@ -1,9 +1,9 @@
 """instance-norm: write a norm over the pixels of each channel or group of an image as one operator.
 
-Keras writes GroupNormalization as means, products and a root of an image with channels last, in groups, and so do
-TensorFlow 1 (instance normalization of style transfer) and flax. Every operator acts on the whole image, and tf2onnx
-cannot turn them to channels first. The operator has each group as a channel; a scale and a shift of single channels
-are a Mul and an Add after it, which the convolution after it may take.
+Keras, flax and TensorFlow 1 (instance normalization in style transfer) write GroupNormalization as means, products and
+a root, on images with channels last. Every one of these nodes passes over the whole image, and tf2onnx does not move
+them to channels first. Each group becomes one channel of the operator. Scales and shifts of single channels are written
+as Mul and Add after it, and the next convolution may absorb them.
 
 Source: Wu and He 2018, "Group Normalization", section 3.1.
 """
@@ -53,7 +53,7 @@ def _is_equal_in_batch(numbers: Array) -> bool:
 
 
 def _order(spread: Spread) -> list[int]:
-    """Return the axes of x with those of the mean last; the first of these follows the group: its channels."""
+    """Return the axes of x, the averaged ones last; of these, the axis after the group's comes first: its channels."""
     rank, kept = rank_of(spread.x), spread.kept
     return [*kept, *sorted(spread.axes, key=lambda axis: (axis - kept[-1]) % rank)]
 

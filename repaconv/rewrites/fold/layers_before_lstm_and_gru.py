@@ -77,7 +77,7 @@ def _fold(model: ir.Model, node: ir.Node) -> ir.Node | None:
 
 
 def _views_before(node: ir.Node) -> list[ir.Value]:
-    """The input of a layer, and what it is a view of, nearest first; empty if anything else reads one of these."""
+    """The input of a layer and the values that it is a view of, nearest first; empty if one has another reader."""
     value = node.inputs[0]
     chain: list[ir.Value] = []
     while value is not None and is_read_once(value) and sizes(value) is not None:
@@ -90,7 +90,7 @@ def _views_before(node: ir.Node) -> list[ir.Value]:
 
 
 def _scaled(weight: Array, before: ir.Node, chain: list[ir.Value]) -> tuple[ir.Value, Array, Array | None] | None:
-    """The input of a scale and shift of channels, the weight of that, and the gates' shifts; None for other nodes."""
+    """Fold a scale and shift into the gates: its input, the new weight, and the gates' shifts; None for other nodes."""
     found = affine_of(before)
     view = view_of_chain(chain) if found is not None and not any(map(is_read, before.outputs[1:])) else None
     if found is None or view is None or sizes(found[0]) != sizes(chain[-1]):

@@ -1,9 +1,9 @@
 """before-upsampling: apply a 1x1 convolution before its input is upsampled, where there are fewer pixels.
 
-Every pixel of an upsampled image is a weighted mean of pixels, with weights that sum to 1, so that a map of its
-channels can as well be applied before: conv(up(x)) = up(conv(x)), on fewer pixels. A convolution of concatenated images
-is the sum of the convolutions of each: images of several resolutions, which the head of a segmentation network
-concatenates (SegFormer), are mapped each at its own resolution.
+Every pixel of an upsampled image is a weighted mean of pixels, with weights that sum to 1. A 1x1 convolution can
+therefore be applied before, on fewer pixels: conv(up(x)) = up(conv(x)). A convolution of concatenated images is the sum
+of one convolution per image. If the head of a segmentation network concatenates images of several resolutions
+(SegFormer), each image is convolved at its own resolution.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MACS_PER_NUMBER = 64
 """Multiply-accumulates that take about as long as adding a number of one more image, or interpolating it."""
 LEAST_SHARE = 0.5
-"""A convolution that would save no larger share of its products stays: the graph would grow for little."""
+"""Least share of a convolution's products that must be saved; for less, the graph would grow for little gain."""
 
 
 class _Part(NamedTuple):
@@ -92,7 +92,7 @@ def _upsampling(image: ir.Value, width: int) -> ir.Node | None:
 
 
 def _share_of_pixels(resize: ir.Node) -> float:
-    """How many pixels an image has of those that it is upsampled to, if it is large; 1 if that is unknown."""
+    """Pixels before an upsampling relative to those after it, in the limit of large images; 1 if unknown."""
     before, after = (sizes(value) or () for value in (resize.inputs[0], resize.outputs[0]))
     shares = [limit_of_ratio(*pair) for pair in zip(before[2:], after[2:], strict=True)]
     known = [share for share in shares if share is not None]
@@ -103,7 +103,7 @@ def _share_of_pixels(resize: ir.Node) -> float:
 
 
 def _is_cheaper(kernel: Kernel, parts: list[_Part]) -> bool:
-    """Whether the saved products take longer than what is added and interpolated in their place."""
+    """Whether the saved products take longer than the additional sums and interpolations."""
     out = len(kernel.weight)
     moved = [(part.width, _share_of_pixels(part.resize)) for part in parts if part.resize is not None]
     saved = sum(out * width * (1 - share) for width, share in moved)
@@ -145,14 +145,14 @@ def _write(model: ir.Model, node: ir.Node, kernel: Kernel, parts: list[_Part]) -
 
 
 def _with_width(image: ir.Value, width: int, like: ir.Value) -> ir.Value:
-    """The image, of which is recorded that it has the sizes of another, but so many channels."""
+    """Record that the image has the sizes of ``like``, but ``width`` channels; returns the image."""
     shape = sizes(like)
     set_shape(image, None if shape is None else (shape[0], width, *shape[2:]), like)
     return image
 
 
 def _mapped(write: Writer, image: ir.Value, weight: Array, bias: Array | None) -> ir.Value:
-    """Write a 1x1 convolution; of tokens that are viewed as an image a MatMul, which the layer before them absorbs."""
+    """Write a 1x1 convolution. If the image is a view of tokens, write a MatMul, which the layer before absorbs."""
     views = _views_of_tokens(image) if weight.shape[0] == weight.shape[1] else None  # else the Reshape is another
     if views is None:
         return write("Conv", image, *(write.constant(numbers) for numbers in (weight, bias) if numbers is not None))
@@ -202,6 +202,6 @@ def _has_own_width(resize: ir.Node, width: int) -> bool:
 
 BEFORE_UPSAMPLING = Rewrite(
     "before-upsampling",
-    "a 1x1 convolution of images that a Resize has enlarged for it alone, where products are saved",
+    "a 1x1 convolution that alone reads upsampled images, if that saves products",
     apply,
 )

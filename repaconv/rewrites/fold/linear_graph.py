@@ -90,7 +90,7 @@ class Vertex:
 
 
 def is_plain(vertex: Vertex, outer: Map, trivial: bool) -> bool:
-    """Whether removing a vertex only renames or reorders channels, so that its reader need not be written again.
+    """Whether removing a vertex only renames or reorders channels, so that its reader stays as it is.
 
     Args:
         vertex: The vertex to remove.
@@ -152,12 +152,12 @@ def _is_bare(user: Vertex, source: Vertex) -> bool:
 
 
 class Arrangement(NamedTuple):
-    """What to apply to the channels of a product so that every reader takes a plain slice of it.
+    """The selection, factors and shift of a product's channels after which every reader takes a plain slice.
 
     Attributes:
         order: The selection with factors.
-        shift: What to add to the channels then, [len(order.index)]; None for nothing.
-        shifted: The readers whose shift that contains.
+        shift: Added to the selected channels, [len(order.index)]; None if nothing is added.
+        shifted: The readers whose own shift is contained in ``shift``.
     """
 
     order: Pick
@@ -198,10 +198,10 @@ def arrangement(vertex: Vertex) -> Arrangement | None:
 
 
 def _shift_of_readers(vertex: Vertex) -> tuple[Vector, frozenset[Vertex]]:
-    """What the readers of a product that only select channels add to them, and these readers.
+    """The numbers that readers add to the channels which they select from a product, and these readers.
 
     Returns:
-        The number for each channel of the product; no readers if one channel would need two numbers.
+        One number per channel of the product, [width]; no readers if a channel would need two numbers.
     """
     added, read = np.zeros(vertex.width), np.zeros(vertex.width, bool)
     shifted = set()
@@ -294,8 +294,8 @@ def operator_of(vertex: Vertex) -> str:
 # --- Restore shared products whose inlining saved nothing.
 #
 # Removing a vertex can be the first step of a larger fold, in which its readers absorb further operators. If in the end
-# all readers are still exactly what the removal made of them, there are several products instead of one shared product
-# (or instead of one concatenation), and they save next to nothing. Such a removal is reverted.
+# all readers are unchanged since the removal, there are several products instead of one shared product (or instead of
+# one concatenation), and they save next to nothing. Such a removal is reverted.
 
 LEAST_SAVING = 8
 """Inlining a shared product is kept if it saves at least 1/8 of the product's multiply-accumulates."""
@@ -384,8 +384,8 @@ def _is_unchanged(user: Vertex, was: Reader) -> bool:
 # --- Reorder, scale and shift the channels of a product so that its readers only slice it.
 #
 # Queries, keys and values are often one linear layer, sometimes interleaved head by head, and only the queries are
-# scaled. Three layers would need as many multiplications, but three calls. So are the scales and shifts that a network
-# makes for its norms of a condition (adaLN), of which the scales are read as 1 + s.
+# scaled. Three layers would need as many multiplications, but three calls. The same holds if one layer computes scales
+# and shifts of several norms from a condition (adaLN), where the norms multiply by 1 + s.
 
 
 def arrange(graph: LinearGraph) -> bool:
@@ -479,7 +479,7 @@ class LinearGraph:
                     self._remove(part)
 
     def _read_past(self, part: Vertex, vertex: Vertex) -> None:
-        """Let a vertex read the value of which the part that it reads is a slice; the part has other readers."""
+        """Let a vertex read the source of a slice instead of the slice, which has other readers."""
         ((source, inner),) = part.inputs.items()
         vertex.read(source, composition(vertex.inputs.pop(part), inner))
         part.outputs.pop(vertex)

@@ -91,7 +91,7 @@ def _emit(
 
 
 def _is_row_of_slices(vertex: Vertex) -> bool:
-    """Whether a vertex is what would be written for it: a Concat of slices of one value."""
+    """Whether a vertex is already a Concat of slices of one value, which would be written for it."""
     node = vertex.value.producer() if vertex.value is not None else None
     if node is None or node.op_type != "Concat" or vertex.shift is not None or len(vertex.inputs) > 1:
         return False
@@ -354,7 +354,7 @@ def _takes_zeros(edge: Pick) -> bool:
 
 
 def _filled(edge: Pick) -> Places:
-    """The channels that an edge selects, with adjacent ones in place of those that it has zeros for."""
+    """The channels that an edge selects; where the edge has zeros, channels that continue the adjacent ones."""
     rows, places = np.flatnonzero(edge.rows), np.arange(len(edge.index))
     near = rows[np.minimum(np.searchsorted(rows, places), len(rows) - 1)]
     found: Places = np.clip(edge.index[near] + places - near, 0, edge.width - 1)
@@ -362,5 +362,5 @@ def _filled(edge: Pick) -> Places:
 
 
 def _is_uniform(numbers: Vector) -> bool:
-    """Whether all channels have the same number; a runtime takes longer for a vector of few."""
+    """Whether all channels have the same number; a runtime multiplies faster by one number than by a short vector."""
     return bool((numbers == numbers[0]).all())

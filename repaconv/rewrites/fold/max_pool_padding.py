@@ -64,7 +64,7 @@ def _merged(model: ir.Model, node: ir.Node) -> Iterator[Change]:
 
 
 def _total_padding(pool: ir.Node, pads: list[int] | None) -> list[int] | None:
-    """The padding of a MaxPool with that of a Pad before it; None if they are not the same, or it is no MaxPool."""
+    """The total padding of a Pad and the MaxPool after it; None if one MaxPool cannot pad so, or it is no MaxPool."""
     kernel = list(attribute(pool, "kernel_shape", ()))
     own = list(attribute(pool, "pads", None) or [0] * (2 * len(kernel)))
     plain = attribute(pool, "auto_pad", "NOTSET") in ("NOTSET", "VALID") and not attribute(pool, "ceil_mode", 0)
@@ -77,7 +77,7 @@ def _total_padding(pool: ir.Node, pads: list[int] | None) -> list[int] | None:
 
 
 def _is_never_negative(value: ir.Value | None, depth: int = DEPTH) -> bool:
-    """Whether an operator before a value says that none of its numbers is negative."""
+    """Whether an operator before a value guarantees that none of its numbers is negative."""
     if made_by(value, *NEVER_NEGATIVE):
         return True
     if (clip := made_by(value, "Clip")) is not None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Window(NamedTuple):
-    """How far the window of a MaxPool of stride 1 reaches before and behind each pixel, along each axis."""
+    """How far the window of a MaxPool of stride 1 reaches before and after each pixel, along each axis."""
 
     before: tuple[int, ...]
     behind: tuple[int, ...]

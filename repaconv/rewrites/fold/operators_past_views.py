@@ -187,7 +187,7 @@ def _move_constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LI
 
 
 def _move_linear(model: ir.Model, node: ir.Node) -> None:
-    """Apply a layer to the tokens of which it reads a view, if it is composed with the layer or scale before that.
+    """Apply a layer before the view of tokens that it reads, if the layer or scale before the view absorbs it.
 
         W view(s x + t) + b = view(W (s x + t) + b),    if the view keeps the channels of every token together
 
@@ -220,7 +220,7 @@ def _move_linear(model: ir.Model, node: ir.Node) -> None:
 
 
 def _matrix(node: ir.Node) -> tuple[int, Array, Array | None] | None:
-    """The axis of the channels that a layer maps, its matrix [c, d], and its bias; None if it is no such layer."""
+    """The channel axis of a MatMul or 1x1 convolution, its matrix [c, d] and its bias [d]; None for other nodes."""
     rank = rank_of(node.outputs[0])
     if node.op_type == "MatMul":
         weight = constant(node.inputs[1])
@@ -232,7 +232,7 @@ def _matrix(node: ir.Node) -> tuple[int, Array, Array | None] | None:
 
 
 def _is_alone(value: ir.Value, source: ir.Value) -> bool:
-    """Whether a value is all that is made of the source of its chain of views, and is read once."""
+    """Whether a value and all values in its chain of views, including the source, are read once."""
     while is_read_once(value):
         if value is source:
             return True
@@ -244,7 +244,7 @@ def _is_alone(value: ir.Value, source: ir.Value) -> bool:
 
 
 def _can_absorb(source: ir.Value, weight: Array) -> bool:
-    """Whether a layer is composed with the operator that computes its input: it makes no more channels of it.
+    """Whether the operator that computes ``source`` can absorb a layer; the layer must not add channels.
 
     A scale and a shift of a norm cost nothing there.
     """
@@ -256,7 +256,7 @@ def _can_absorb(source: ir.Value, weight: Array) -> bool:
 
 
 def _replace_by_view(write: Writer, new: ir.Value, view: View) -> None:
-    """Replace the output of the node in front of which is written by a view of a new value."""
+    """Replace the output of the node ``write.before`` by a view of a new value."""
     seen = View(new, view.of, view.axes, view.size).write(write)
     if seen is not None:
         write.replace(write.before.outputs[0], seen)
@@ -318,7 +318,7 @@ def _move_batchnorm(model: ir.Model, node: ir.Node) -> None:
     reader = only_reader(node.outputs[0], "Conv")
     kernel = kernel_of(reader) if reader is not None else None
     before = _follows_linear_layer(view.source, ("MatMul", "Conv", *ROW_NORMS))
-    if not before or (kernel is not None and not kernel.is_padded):  # the convolution absorbs it as it stands
+    if not before or (kernel is not None and not kernel.is_padded):  # the convolution absorbs it without this move
         return
     write = Writer(model, node)
     new = view.source

@@ -60,9 +60,11 @@ def _viewed(write: Writer, pixels: PixelsOfBlocks) -> ir.Value | None:
 
 
 def _ordered(pixels: PixelsOfBlocks, order: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The places of a block in the order in which the axes run, the last one fastest."""
+    """The places of a block's pixels, where the axes are counted in this order, the last one fastest."""
     found = product(*(range(pixels.lengths[axis]) for axis in order))
     return [tuple(place[order.index(axis)] for axis in range(len(order))) for place in found]
 
 
-PATCH_MERGING = Rewrite("patch-merging", "every r-th row and column of tokens of a fixed size, side by side", apply)
+PATCH_MERGING = Rewrite(
+    "patch-merging", "concatenated slices that take every r-th row and column of tokens of a fixed size", apply
+)

@@ -1,8 +1,8 @@
-"""reductions: reduce several axes at once, where one reduction of one kind reads another.
+"""reductions: reduce several axes at once, where a reduction reads another one by the same operator.
 
     mean over columns of the mean over rows = mean over rows and columns
 
-FocalNet takes the mean of an image so.
+FocalNet computes the mean of an image in two steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _axes(first: ir.Node, second: ir.Node) -> list[int] | None:
-    """The axes that two reductions reduce together; None if one does not do what both do."""
+    """The axes that two reductions reduce together; None if one reduction cannot replace both."""
     value, rank = first.outputs[0], rank_of(first.inputs[0])
     keeps = [int(attribute(node, "keepdims", 1)) for node in (first, second)]
     sources = [input_at(node, 1) is None for node in (first, second)]
@@ -56,4 +56,6 @@ def _axes(first: ir.Node, second: ir.Node) -> list[int] | None:
     return sorted({*own, *(left[axis] for axis in others)})
 
 
-IN_SERIES = Rewrite("reductions", "of two reductions of one kind, where nothing else reads the first", apply)
+IN_SERIES = Rewrite(
+    "reductions", "two reductions in series by the same operator, if only the second reads the first", apply
+)

@@ -73,10 +73,10 @@ def absorbed(model: ir.Model, rewrite: str) -> Iterator[Change]:
 
 
 def readers_behind(node: ir.Node) -> tuple[list[ir.Node], bool] | None:
-    """The convolutions that read a scale and shift, or what operators between make of it, and whether there are any.
+    """The convolutions after a scale and shift, and whether other operators are between.
 
-    The same scale and shift could be applied to their inputs: between are pools, crops and the like, and for a scale
-    alone products with other values. None if anything else reads one of these values.
+    The operators between commute with the scale and shift: pools, crops and the like, and products with other values if
+    there is no shift. None if anything else reads one of the values.
     """
     found = affine_of(node)
     todo, between = [node.outputs[0]], set()

@@ -1,13 +1,13 @@
-"""space-to-depth: let a convolution read an image itself, not the channels into which its pixels were rearranged.
+"""space-to-depth: let a convolution read the image directly, without the rearrangement of its pixels into channels.
 
     z[c, p](i) = x[c](r i + p),  0 <= p < r along each axis:    W * z = V * x of stride r,    V[c](r t + p) = W[c, p](t)
 
 Blocks of r x r pixels become channels in Focus (YOLOv5, YOLOX), which slices every second row and column, and in
-`nn.PixelUnshuffle`. A convolution of these channels is one of the image, with r times the kernel, stride and padding
-and as many products: zeros around the blocks are zeros around the image.
+`nn.PixelUnshuffle`. A convolution of these channels equals a convolution of the image, with r times the kernel size,
+stride and padding, and the same number of products. Zero padding around the blocks is zero padding around the image.
 
-Where a Reshape, Transpose or SpaceToDepth rearranges, only 1x1 convolutions are moved: OpenVINO is slower at the larger
-kernels than at its own operator.
+If Reshape and Transpose, or SpaceToDepth, rearrange the pixels, only 1x1 convolutions are rewritten: OpenVINO runs its
+own SpaceToDepth faster than the larger kernels.
 
 Source: Ultralytics' YOLOv5 v6.0, whose Focus became a convolution with a kernel of 6x6.
 """
@@ -52,7 +52,7 @@ class _Blocks(NamedTuple):
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """Let every convolution of rearranged pixels read the image, if nothing else reads those; in place."""
+    """Let every convolution of rearranged pixels read the image, if it is their only reader; in place."""
     for node in nodes_of(model, "Conv"):
         x, kernel = node.inputs[0], kernel_of(node)
         if x is None or kernel is None or kernel.groups > 1 or min(kernel.pads) < 0 or not is_read_once(x):
@@ -73,7 +73,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _of_image(kernel: Kernel, blocks: _Blocks) -> Kernel:
-    """The convolution of the image that computes the same as that of its blocks."""
+    """The kernel on the image that computes the same as this kernel on the image's blocks."""
     out, _, *taps = kernel.weight.shape
     width = 1 + max(channel for channel, *_ in blocks.channels)
     weight = np.zeros((out, width, *(tap * length for tap, length in zip(taps, blocks.lengths, strict=True))))
@@ -90,7 +90,7 @@ def _of_image(kernel: Kernel, blocks: _Blocks) -> Kernel:
 
 
 def _sliced(value: ir.Value) -> _Blocks | None:
-    """The image of which a Concat has every pixel of a block once, as slices; None for other values."""
+    """The blocks whose pixels a Concat joins, one slice per pixel of a block; None for other values."""
     concat = made_by(value, "Concat")
     if concat is None or attribute(concat, "axis", 0) not in (1, 1 - len(sizes(value) or ())):
         return None
@@ -106,7 +106,7 @@ def _sliced(value: ir.Value) -> _Blocks | None:
 
 
 def _rearranged(value: ir.Value) -> _Blocks | None:
-    """The image of which a view, or a SpaceToDepth, has the pixels of each block as channels; None for others."""
+    """The blocks whose pixels a view or a SpaceToDepth turns into channels; None for other values."""
     node = made_by(value, "SpaceToDepth")
     if node is not None and (image := node.inputs[0]) is not None:
         length, width = int(attribute(node, "blocksize", 1)), (sizes(image) or (None, None))[1]
@@ -125,7 +125,7 @@ def _rearranged(value: ir.Value) -> _Blocks | None:
 
 
 def _blocks_of_view(view: View) -> _Blocks | None:
-    """The blocks of a view whose channels are those of an image times the pixels of a block; None for other views."""
+    """The blocks of a view whose channels are an image's channels times the pixels of a block; None for other views."""
     if len(view.of) != len(view.axes) or len(view.of) < 3 or view.axes[0] != view.of[0]:
         return None
     pairs = list(zip(view.of[2:], view.axes[2:], strict=True))

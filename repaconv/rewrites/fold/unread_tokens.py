@@ -6,8 +6,8 @@ need all tokens:
 
     (softmax(Q K^T) V)' = softmax(Q' K^T) V
 
-The tokens that are read are traced from the outputs back to the operator that needs all tokens. The selection of tokens
-is moved there.
+The tokens that are read are traced from the outputs back to the operator that needs all tokens, and the selection of
+tokens is moved there.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Piece:
 
 
 def separate(model: ir.Model, read: set[ir.Value]) -> bool:
-    """Split one linear layer of which some channels are read for few tokens; in place.
+    """Split one linear layer if some of its channels are read for few tokens only; in place.
 
     Args:
         model: In the form that `repaconv.graph.canonical_form` makes.
@@ -154,7 +154,7 @@ Demand = Reads | None
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """Compute only the tokens that are read; in place. A graph in which nothing can be saved is not changed at all."""
+    """Compute only the tokens that are read; in place. If that saves nothing, the graph is not changed."""
     if NORMALIZED_KEY in model.meta or _can_narrow(model):
         yield from _narrowed(model)
 
@@ -193,7 +193,7 @@ def _narrowed(model: ir.Model) -> Iterator[Change]:
 
 
 def _demands(model: ir.Model) -> dict[ir.Value, Demand]:
-    """The positions that are read of every value, from the outputs back."""
+    """The positions of every value that are read, traced from the graph's outputs to its inputs."""
     wanted: dict[ir.Value, list[Demand]] = {value: [None] for value in model.graph.outputs}
     found: dict[ir.Value, Demand] = {}
     for node in reversed(list(model.graph)):
@@ -219,7 +219,7 @@ def _demands(model: ir.Model) -> dict[ir.Value, Demand]:
 
 
 def _union(value: ir.Value, reads: list[Demand]) -> Demand:
-    """The union of what several readers read; None if it is everything, too much, or of several axes."""
+    """The union of the positions that readers read; None if it is all or most of them, or along several axes."""
     shape = sizes(value)
     axes = {demand.axis for demand in reads if demand is not None}
     if any(demand is None for demand in reads) or len(axes) != 1 or shape is None:
@@ -245,7 +245,7 @@ def _reads_few_of_all(value: ir.Value, demands: dict[ir.Value, Demand]) -> bool:
 
 
 def _read_of_input(node: ir.Node, place: int, found: dict[ir.Value, Demand]) -> Demand:
-    """The positions that a node reads of an input, given those that are read of its outputs."""
+    """The positions of an input that a node needs, given the positions of its outputs that are read."""
     if node.op_type == "Split" and node.domain == "":
         reads = [found[value] for value in node.outputs if is_read(value)]
         same = reads[0] if reads and all(demand == reads[0] for demand in reads) else None
@@ -272,7 +272,7 @@ def _input_axis(node: ir.Node, place: int, axis: int) -> int | None:
 
 
 def _narrow(model: ir.Model, demands: dict[ir.Value, Demand], nodes: list[ir.Node]) -> None:
-    """Let these nodes compute only what is read of them; in place."""
+    """Let these nodes compute only the positions that are read; in place."""
     picked: dict[tuple[ir.Value, Reads], ir.Value] = {}
 
     def needed(value: ir.Value, reads: Reads, node: ir.Node) -> ir.Value:
@@ -291,11 +291,11 @@ def _narrow(model: ir.Model, demands: dict[ir.Value, Demand], nodes: list[ir.Nod
             (place, value, _input_axis(node, place, reads.axis))
             for place, value in enumerate(node.inputs)
             if value is not None
-        ]  # all of them first: the axis of one depends on the shapes of the others
+        ]  # collected first, since an input's axis depends on the shapes of the others
         for place, value, axis in inputs:
             if axis is not None and axis >= 0:
                 node.replace_input_with(place, needed(value, Reads(axis, reads.places), node))
-    selections = []  # all of them first: renumbered, one may vanish, and what selects of it then reads its source
+    selections = []  # collected first, since renumbering may remove a selection that another one reads
     for node in model.graph:
         selected = _selects(node)
         demand = demands.get(node.inputs[0]) if selected is not None and node.inputs[0] is not None else None
@@ -343,7 +343,7 @@ def _write_selection(write: Writer, value: ir.Value, axis: int, places: list[int
 
 
 def _renumber(model: ir.Model, node: ir.Node, selected: Reads, held: Reads) -> None:
-    """Renumber a selection for a source that has fewer positions now."""
+    """Renumber a selection after its source was narrowed to fewer positions."""
     places = [held.places.index(place) for place in selected.places]
     write = Writer(model, node)
     if node.op_type == "Gather":

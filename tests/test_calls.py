@@ -145,7 +145,7 @@ def test_a_network_of_videos_is_not_told_to_take_images_of_another_size(code):
     torch.save(_named(nn.Conv3d(3, 8, 4, 4)).state_dict(), "c.pth")
     with pytest.raises(Refused, match="does not take one image") as caught:
         rc.fold("c.pth", arch="./net.py:Video", **code)
-    assert caught.value.hint.startswith("Its convolutions are of videos or volumes, not of images. Fold the module")
+    assert caught.value.hint.startswith("Its convolutions take videos or volumes, not images. Fold the module")
 
 
 def test_a_network_of_images_with_convolutions_of_sequences_is_told_to_give_the_size(tmp_path, monkeypatch):

@@ -77,7 +77,7 @@ def test_what_makes_it_slower_goes_and_the_rest_stays(normed):
     found = without_losses(normed, lambda model: 1.1 if "BatchNormalization" in operators(model) else 0.9)
     assert found.reverts.names == ("convolution",)
     assert found.reverts.messages == (
-        "convolution: reverted, because with it the graph is 0.90 (0.90 to 0.90) of the speed of the one given, "
+        "convolution: reverted, because with it the graph runs at 0.90x (0.90x to 0.90x) the original's speed, "
         "measured on a machine",
     )
     assert operators(found.graph.model) == ["Conv", "BatchNormalization", "Relu", "MatMul"]

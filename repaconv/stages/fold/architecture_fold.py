@@ -68,7 +68,7 @@ def run_on_one_image(module: nn.Module, shape: tuple[int, int, int]) -> Any:
     except Exception as error:  # of any network
         raise Refused(
             f"this network does not take one image of {'x'.join(map(str, shape))}: {describe_exception(error)}.",
-            hint=f"Its convolutions are of {kind}, not of images. {ELSE}"
+            hint=f"Its convolutions take {kind}, not images. {ELSE}"
             if (kind := _no_images(module))
             else f"If its images are of another size: --set image_size=224x224. If it takes something else: {ELSE}",
             code="network.call",
@@ -76,9 +76,9 @@ def run_on_one_image(module: nn.Module, shape: tuple[int, int, int]) -> Any:
 
 
 def _no_images(module: nn.Module) -> str:
-    """Name what the convolutions of a network are of, by their number of axes; empty if one is of images, or none is.
+    """Name the data that a network's convolutions take, if it is not images; empty if it has a Conv2d or none at all.
 
-    A network of images may have convolutions of sequences as well, such as those of channel attention (ECA).
+    A network on images may contain convolutions of sequences as well, e.g. in channel attention (ECA).
     """
     from torch import nn
 
@@ -137,9 +137,9 @@ def _run_on_zeros(module: nn.Module, shape: tuple[int, int, int], dtype: torch.d
 def output_names(built: BuiltNetwork, found: Any) -> tuple[str, ...]:
     """Name the outputs of a network.
 
-    A dict of outputs keeps its own names, and a network of Ultralytics has those of ``yolo export``. A single output is
-    called ``logits`` for a classifier, ``output`` where that is unknown and its shape is [images, numbers], else
-    ``features``. Several are called ``output_0``, ``output_1``, ...
+    A dict of outputs keeps its own names. A network of Ultralytics gets the names that ``yolo export`` gives. Any other
+    single output is called ``logits`` if the network is a classifier, ``output`` if that is unknown and the shape is
+    [images, numbers], and ``features`` otherwise. Several outputs are called ``output_0``, ``output_1``, ...
 
     Args:
         built: The network.
@@ -156,7 +156,7 @@ def output_names(built: BuiltNetwork, found: Any) -> tuple[str, ...]:
         return tuple(named)
     every = tree_leaves(found)
     leaves = [leaf for leaf in every if isinstance(leaf, Tensor)]
-    numbers = [leaf for leaf in every if isinstance(leaf, (int, float))]  # which an exporter writes, too
+    numbers = [leaf for leaf in every if isinstance(leaf, (int, float))]  # an exporter would write them as outputs
     if numbers or not leaves:
         raise Refused(
             f"this network gives {type((numbers or every or [None])[0]).__name__}, which is no tensor.",
@@ -275,16 +275,19 @@ def fold_network_by(
 def _exported(
     module: nn.Module, name: str, shape: tuple[int, int, int], names: tuple[str, ...]
 ) -> tuple[onnx.ModelProto, str, Link]:
-    """The graph, the exporter and their comparison: with a dynamic batch, unless that computes something else.
+    """Export the module with a dynamic batch size; with a batch size of 1 if the dynamic one is exported wrongly.
+
+    Returns:
+        The graph, the name of the exporter, and the comparison of both with the module.
 
     Raises:
-        Refused: No exporter writes the network, or what is written gives another shape, also for one image.
-        GateFailed: It computes something else, also for one image.
+        Refused: No exporter supports the network, or the exported graph returns another shape, also for one image.
+        GateFailed: The exported graph computes something else, also for one image.
     """
     exported, by = network_to_onnx(module, shape, input_name=name, outputs=names)
     try:
         return exported, by, _exported_link(module, exported, name, shape, names)
-    except (GateFailed, Refused) as error:  # of other numbers, of another shape
+    except (GateFailed, Refused) as error:  # other numbers, or another shape
         if exported.graph.input[0].type.tensor_type.shape.dim[0].HasField("dim_value"):
             raise
         try:
@@ -297,10 +300,14 @@ def _exported(
 def _kept_fold(
     plan: _Plan, exported: onnx.ModelProto, progress: Progress, *, unverified: bool
 ) -> tuple[Evaluated, Kept, tuple[Link, ...]]:
-    """The exported graph in float32, what is kept of its fold, which is computed in float64, and its comparison."""
+    """Fold the exported graph in float64, revert what makes it larger, slower or less exact, and compare the rest.
 
-    def fold(taken_back: tuple[str, ...]) -> Folded:
-        found = folded(plan.found.path, exported, taken_back)
+    Returns:
+        The exported graph in float32, its fold, and the comparison of both; no links if nothing was folded.
+    """
+
+    def fold(reverted: tuple[str, ...]) -> Folded:
+        found = folded(plan.found.path, exported, reverted)
         return found._replace(model=retyped(found.model, {11: 1}))
 
     given = Evaluated(retyped(exported, {11: 1}))
@@ -337,12 +344,12 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
     )
 
 
-LARGEST_TOLD = 5
+MOST_LISTED_ATTRIBUTES = 5
 """Maximum number of attributes that a fact lists."""
 
 
 def _weight_facts(built: BuiltNetwork) -> Iterator[Fact]:
-    """The prefix of the weights' names in the file, and what was set as it is in a pickled module."""
+    """Facts about the weights: the prefix of their names, and the attributes that were set from a pickled module."""
     if built.prefix:
         yield Fact(
             name="weights",
@@ -350,8 +357,8 @@ def _weight_facts(built: BuiltNetwork) -> Iterator[Fact]:
             source="the only prefix under which all weights of the network are",
         )
     if built.taken:
-        value = first_names(built.taken, LARGEST_TOLD)
-        yield Fact(name="attributes", value=value, source="the pickled module, other than the code has them")
+        value = first_names(built.taken, MOST_LISTED_ATTRIBUTES)
+        yield Fact(name="attributes", value=value, source="the pickled module, whose values differ from the code's")
 
 
 class _Plan(NamedTuple):
@@ -376,7 +383,7 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
 
     arch, weights = of_folder(path) if path.is_dir() else (Architecture(_absolute(options.arch or ""), {}), path)
     found = found or read_checkpoint(weights, options.weights, require_pinned(weights, options.sha256))
-    _require_holdable(found)
+    _require_one_file(found)
     arch = completed(arch, found)
     network = build_network(arch, found)
     reader = SettingsReader(options.settings or {})
@@ -397,9 +404,10 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
 
 
 def _first_run(network: BuiltNetwork, size: tuple[int, int]) -> tuple[BuiltNetwork, Any, list[str]]:
-    """Run the network on an image, also of three channels or one if it does not take those of its first convolution.
+    """Run the network on an image with the channels of its first convolution, or else with three channels, or with one.
 
-    A network that starts by moving blocks of pixels into channels has more there: YOLOX has 12, Real-ESRGAN x2 too.
+    The first convolution has more channels than the image if the network moves blocks of pixels into channels before:
+    it has 12 in YOLOX and in Real-ESRGAN x2.
 
     Returns:
         The network with the channels that it took, its output, and the names of the BatchNorms that ran.
@@ -415,11 +423,11 @@ def _first_run(network: BuiltNetwork, size: tuple[int, int]) -> tuple[BuiltNetwo
     raise refused
 
 
-def _require_holdable(found: Checkpoint) -> None:
+def _require_one_file(found: Checkpoint) -> None:
     """Refuse weights that do not fit into one ONNX file in float64.
 
     Raises:
-        Refused: Saying how many there are.
+        Refused: If they do not fit; the message has their number.
     """
     count = sum(tensor.numel() for tensor in found.tensors.values())
     if 8 * count > LARGEST_GRAPH:
@@ -452,7 +460,7 @@ def _images(arch: Architecture, network: BuiltNetwork, folder: Path | None, read
 def _exported_link(
     module: nn.Module, exported: onnx.ModelProto, name: str, shape: tuple[int, int, int], names: tuple[str, ...]
 ) -> Link:
-    """Compare the module in float64 with its exported graph, on three random images; its example were two.
+    """Compare the module in float64 with its exported graph, on three random images, since it was traced with two.
 
     The graph is evaluated in float64, or in float32 if the evaluator does not support it.
 
@@ -494,7 +502,9 @@ def _exported_link(
 def _export_differs(link: Link, *, is_random: bool) -> GateFailed:
     """Return the error for an exported graph that computes something else.
 
-    ``is_random`` is whether the network itself gives other outputs when it runs again.
+    Args:
+        link: The failed comparison of the graph with the network.
+        is_random: Whether the network itself gives other outputs when it runs again.
     """
     if is_random:
         return GateFailed(
@@ -505,7 +515,7 @@ def _export_differs(link: Link, *, is_random: bool) -> GateFailed:
         )
     off, allowed = link.metrics.max_rel_error if link.metrics else 0.0, link.tolerance.rtol if link.tolerance else 0.0
     return GateFailed(
-        f"what torch's exporter writes of this network does not compute what it does ({link.candidate}: off by "
+        f"the graph that torch's exporter wrote computes something else than this network ({link.candidate}: off by "
         f"{off:.1e} of the largest number, allowed: {allowed:.0e}{f'; {link.note}' * bool(link.note)}); nothing was "
         "written.",
         hint="Export it yourself another way, and fold the graph: repaconv fold model.onnx.",

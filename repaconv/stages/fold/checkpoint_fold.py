@@ -88,7 +88,7 @@ def count_blocks(modules: Sequence[str]) -> int:
 
 
 def _not_exact(step: FoldStep, tolerance: float, inside: str) -> GateFailed:
-    where = f" The forms part at {inside}." if inside else ""
+    where = f" The training-time and the folded network first differ at {inside}." if inside else ""
     return GateFailed(
         f"folding {step.module} changes it by {step.max_rel_error:.1e} in float64, more than {tolerance:.0e}; "
         f"nothing was written.{where}",
@@ -98,20 +98,20 @@ def _not_exact(step: FoldStep, tolerance: float, inside: str) -> GateFailed:
     )
 
 
-def _divergent_module(form: Reading, size: ImageSize, tolerance: float) -> str:
-    """The part of a block where the outputs of the training form and of this fold first differ; empty if unknown."""
+def _divergent_module(trained: Reading, size: ImageSize, tolerance: float) -> str:
+    """The module at which the training-time and the folded network first differ; empty if unknown."""
     from repaconv.verification.divergence_location import locate_between_seams
     from repaconv.verification.input_batches import random_inputs
     from repaconv.verification.model_runners import TorchRunner
 
-    backbone = plugins.load(plugins.BACKBONES, form.backbone)
+    backbone = plugins.load(plugins.BACKBONES, trained.backbone)
     try:
-        folded = {name: value for part in form.parts() for name, value in part.tensors.items()}
-        training = TorchRunner(form.module(), form.tensors, double=True)
-        deploy = TorchRunner(backbone.deploy(form.config), folded, double=True)
-        images = random_inputs((form.config.in_channels, *size), count=1, seed=0).images
+        folded = {name: value for part in trained.parts() for name, value in part.tensors.items()}
+        training = TorchRunner(trained.module(), trained.tensors, double=True)
+        deploy = TorchRunner(backbone.deploy(trained.config), folded, double=True)
+        images = random_inputs((trained.config.in_channels, *size), count=1, seed=0).images
         return locate_between_seams(training, deploy, {"input": images}, allowed=tolerance).module
-    except (RuntimeError, ValueError, KeyError):  # a wrong fold may have wrong shapes, too
+    except (RuntimeError, ValueError, KeyError):  # a wrong fold may also have wrong shapes
         return ""
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from repaconv.method_api.contract import Method, Reading
 
 MOST_FOLDED_NUMBERS = 300_000_000
-"""Most numbers that are folded again for this; kinds of blocks that would take more show no layers."""
+"""Most numbers that are folded again to find the correspondence; later kinds of blocks show no layers."""
 
 Layers = dict[str, FoldedLayer]
 
@@ -129,7 +129,10 @@ def _dependencies(
         tensors = dict(found.tensors)
         for key in trained.tensors:
             if _layer_of(key, changed.values()):
-                for name in {key, trained.names.get(key, key)} & tensors.keys():  # none if made of several
+                for name in {
+                    key,
+                    trained.names.get(key, key),
+                } & tensors.keys():  # none if the reading composed it from several tensors
                     tensors[name] = _perturbed(tensors[name])
         now = _folded(understood(method, replace(found, tensors=tensors), settings), layers)
         for module, name in changed.items():
@@ -138,7 +141,7 @@ def _dependencies(
 
 
 def _layer_of(key: str, layers: Collection[str]) -> bool:
-    """Whether a tensor is a parameter of one of these layers, or is named as one."""
+    """Whether a tensor is a parameter of one of these layers, or has the name of one."""
     return any(key == name or key.rpartition(".")[0] == name for name in layers)
 
 

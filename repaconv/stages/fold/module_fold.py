@@ -53,11 +53,11 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
 
 
 def require_foldable(module: nn.Module) -> None:
-    """Refuse what is no module with numbers and Python code.
+    """Refuse an object that is no module, and a module that has no weights yet or contains TorchScript.
 
     Raises:
         UsageProblem: If it is no module.
-        Refused: If it has no numbers yet, or is of TorchScript.
+        Refused: If its weights are lazy or on the meta device, or if a submodule is TorchScript.
     """
     import torch
     from torch.nn.parameter import is_lazy
@@ -156,17 +156,17 @@ def _fold_whole(module: nn.Module, method: str, settings: Mapping[str, str], exa
     chosen, detection = choose_method(checkpoint, method)
     if detection.form == "deploy":
         raise Refused("it is in deploy form already.", hint="Fold the module as trained.", code="method.deployed")
-    form = chosen.read(checkpoint, _accepted_settings(module, chosen, checkpoint, settings))
-    backbone = plugins.load(plugins.BACKBONES, form.backbone)
+    trained = chosen.read(checkpoint, _accepted_settings(module, chosen, checkpoint, settings))
+    backbone = plugins.load(plugins.BACKBONES, trained.backbone)
     tensors: dict[str, Tensor] = {}
     steps: list[FoldStep] = []
-    for part in form.parts():
+    for part in trained.parts():
         tensors.update(part.tensors)
         steps += [part.step] if part.step else []
-    deploy = backbone.deploy(form.config).double()
+    deploy = backbone.deploy(trained.config).double()
     deploy.load_state_dict(tensors, strict=True)
-    size = backbone.image_size(form.config, form.preprocessing.image_size)
-    images = torch.from_numpy(random_inputs((form.config.in_channels, *size), count=2, seed=0).images).double()
+    size = backbone.image_size(trained.config, trained.preprocessing.image_size)
+    images = torch.from_numpy(random_inputs((trained.config.in_channels, *size), count=2, seed=0).images).double()
     error = _difference(module, deploy, images if example is None else example)
     steps.append(FoldStep(module=".", folded=("the whole network -> its deploy form",), max_rel_error=error))
     first = next(module.parameters())
@@ -180,8 +180,8 @@ def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
     """Float64 difference between the outputs of the deploy form and of the user's module.
 
     Raises:
-        Refused: If it is too large: the keys are the same, but the network is another. Also if the module has hooks,
-            which the deploy form would not have.
+        Refused: If the difference is too large: the module has the keys of a known network, but computes something
+            else. Also if the module has hooks or keeps state, which the deploy form would not.
     """
     from repaconv.torch_fold.float64_module_calls import KEEPS_STATE, in_float64
     from repaconv.torch_fold.submodules import is_hooked
@@ -211,7 +211,7 @@ def _as_checkpoint(module: nn.Module) -> Checkpoint:
 
     from repaconv.checkpoints import Checkpoint
 
-    state = module.state_dict().items()  # it may hold objects as well: extra states, settings of quantized layers
+    state = module.state_dict().items()  # it may also hold objects: extra states, settings of quantized layers
     tensors = {name: tensor.detach().cpu() for name, tensor in state if isinstance(tensor, Tensor)}
     origin = Origin(
         path=type(module).__name__, sha256="", bytes=0, container="live module", weights=".", weights_reason="live"

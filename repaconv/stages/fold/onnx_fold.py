@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Feeds
 ANY_SIZE = (224, 224)
-"""Image size (height, width) assumed until the graph was run."""
+"""Image size (height, width) that is assumed before the graph is run."""
 
 
 def fold_onnx_by(
@@ -70,32 +70,32 @@ def fold_onnx_by(
     given = Evaluated(plan.model, plan.sample)
     require_runnable(plan.source, given.single)
     progress("fold", 0, 0)
-    raised = with_supported_opset(given)
-    refold = partial(folded, plan.source, raised.graph.model)
-    again = partial(fold_with_reverts, given, raised.graph, refold, measured=options.measure, progress=progress)
+    upgraded = with_supported_opset(given)
+    refold = partial(folded, plan.source, upgraded.graph.model)
+    again = partial(fold_with_reverts, given, upgraded.graph, refold, measured=options.measure, progress=progress)
     kept = again()
     unverified = options.force if overrule is None else overrule
-    raised = raised.verified(plan.source, given, unverified=unverified) if kept.changes else raised
-    kept = Kept(given, ()) if raised.left else kept
+    upgraded = upgraded.verified(plan.source, given, unverified=unverified) if kept.changes else upgraded
+    kept = Kept(given, ()) if upgraded.left else kept
     links: tuple[Link, ...] = ()
     if kept.changes:
         progress("compare under ONNX Runtime", 0, 0)
         kept, links = compared_with_reverts(
-            plan.source, kept, given, raised.graph, refold, again, unverified=unverified
+            plan.source, kept, given, upgraded.graph, refold, again, unverified=unverified
         )
     links = links if kept.changes else _unchanged_links(plan, given)
     progress("compare in float64", 0, 0)
-    taken = measured_properties(plan.source, given, kept.graph)
+    properties = measured_properties(plan.source, given, kept.graph)
     with lock_folder(plan.run.folder):
         target = plan.run.folder / plan.payload
         write_payload(target, partial(write_model, kept.graph.model))
         if plan.copied:
             write_payload(plan.copied, partial(copyfile, target))
-        artefact = run_folder.write_fold(plan.run, _artefact(plan, taken, given, raised, kept, links))
+        artefact = run_folder.write_fold(plan.run, _artefact(plan, properties, given, upgraded, kept, links))
         run_folder.set_newest(plan.run)
-    took = [plan.source, *([Path(options.inputs)] if options.inputs else [])]
-    wrote = [target, plan.run.fold_json, *([plan.copied] if plan.copied else [])]
-    return with_files(artefact, took, wrote)
+    inputs = [plan.source, *([Path(options.inputs)] if options.inputs else [])]
+    outputs = [target, plan.run.fold_json, *([plan.copied] if plan.copied else [])]
+    return with_files(artefact, inputs, outputs)
 
 
 class _Plan(NamedTuple):
@@ -192,23 +192,23 @@ def _fixed(size: ImageSize) -> Sized:
     return Sized(size, "the graph, which takes no other", fixed=True)
 
 
-def _images(plan: _Plan, taken: GraphProperties) -> tuple[Images | None, int | None]:
+def _images(plan: _Plan, properties: GraphProperties) -> tuple[Images | None, int | None]:
     """Preprocessing and number of classes, for the image size that the graph was found to accept.
 
     The preprocessing is None if the graph takes no images.
     """
     settings = plan.options.settings or {}
-    if taken.image_size is None:
+    if properties.image_size is None:
         return None, _images_and_classes(settings, Sized(ANY_SIZE, "", assumed=True))[1]
-    any_size = Sized(taken.image_size, "the graph takes any size", assumed=True)
-    return _images_and_classes(settings, any_size if taken.any_image_size else _fixed(taken.image_size))
+    any_size = Sized(properties.image_size, "the graph takes any size", assumed=True)
+    return _images_and_classes(settings, any_size if properties.any_image_size else _fixed(properties.image_size))
 
 
 def _unchanged_links(plan: _Plan, given: Evaluated) -> tuple[Link, ...]:
     """Compare the written graph, in a new session, with the original, if nothing folds.
 
-    A few inputs show that, more where they leave something open. Empty if no output can be compared, or the graph does
-    not compute the same result twice.
+    Few inputs are run first, and more only if these leave an output undecided. Returns no links if no output can be
+    compared, or if the graph does not compute the same result twice.
     """
     links: tuple[Link, ...] = ()
     written = Evaluated(given.model, given.sample)
@@ -223,19 +223,27 @@ def _unchanged_links(plan: _Plan, given: Evaluated) -> tuple[Link, ...]:
 
 
 def _artefact(
-    plan: _Plan, taken: GraphProperties, given: Evaluated, raised: UpgradedGraph, kept: Kept, links: tuple[Link, ...]
+    plan: _Plan,
+    properties: GraphProperties,
+    given: Evaluated,
+    upgraded: UpgradedGraph,
+    kept: Kept,
+    links: tuple[Link, ...],
 ) -> GraphFold:
     """The result: what was folded, and the costs before and after."""
-    beside = [payload_of(plan.copied, plan.run.folder)] if plan.copied else []
-    images, classes = _images(plan, taken)
-    left = (*raised.left, *kept.reverts.messages, *parts_not_folded(kept.graph.model))
-    every = (*raised.links, *links) if kept.changes else links
-    record = recorded(raised.graph, kept.graph if kept.changes else raised.graph, kept.changes, every, taken, left)
-    record["nodes"] = len(given.model.graph.node), len(kept.graph.model.graph.node)  # not the converter's nodes
+    copies = [payload_of(plan.copied, plan.run.folder)] if plan.copied else []
+    images, classes = _images(plan, properties)
+    left = (*upgraded.left, *kept.reverts.messages, *parts_not_folded(kept.graph.model))
+    every = (*upgraded.links, *links) if kept.changes else links
+    record = recorded(
+        upgraded.graph, kept.graph if kept.changes else upgraded.graph, kept.changes, every, properties, left
+    )
+    # The nodes of the original, not those of the upgraded graph, to which the opset converter may have added some
+    record["nodes"] = len(given.model.graph.node), len(kept.graph.model.graph.node)
     record["operators"], options = operators_of(kept.graph.model), plan.options.words()
     return GraphFold(
         made_by=made_by("onnx", "onnx-ir", "onnxruntime"),
-        other_files=tuple(beside),
+        other_files=tuple(copies),
         origin=_origin(plan),
         settings=dict(plan.options.settings or {}),
         task=task_named(plan.options.task) if plan.options.task else None,
@@ -246,7 +254,7 @@ def _artefact(
         preprocessing=images.preprocessing if images else None,
         image_size=images.size if images else None,
         facts=images.facts if images else (),
-        scores=class_scores(taken.widths, classes),
+        scores=class_scores(properties.widths, classes),
         opset=opset_of(plan.model),
         payload=payload_of(plan.run.folder / plan.payload, plan.run.folder),
         reverted=kept.reverts.names,

@@ -1,9 +1,9 @@
 """Compare a fold with the original, and revert the steps by which it rounds worse in FP32.
 
-Such a fold is right: in float64 it equals the original, as it is computed and as it is written. But it was folded
-across a value that is small next to the others of a sum, for example a difference in which large numbers cancel. Such
-values are kept, the smallest first: one, two, four and so on of them, until the comparison passes. If it never does,
-rewrites are reverted instead. What is left is compared like any other fold.
+Such a fold is right: in float64 it equals the original, both as computed and as written. But a value was folded away
+that is small next to the other terms of a sum, for example a difference in which large numbers cancel. Such values are
+kept, the smallest first: one, two, four and so on, until the comparison passes. If it never passes, rewrites are
+reverted instead. The remaining fold is compared like any other.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Again = Callable[..., Kept]
 ``measured`` is False, slower."""
 
 FEW_KEPT_VALUES = 8
-"""If at most so many values are kept, the fold is tried without each; that takes a comparison."""
+"""If at most this many values are kept, the fold is tried again without each. Each try takes a comparison."""
 SMALL_VALUE_REASON = (
-    f"nothing is folded across it, since it is small next to the others of a sum: folded, the graph rounds by more "
+    f"nothing is folded across it, since it is small next to other terms of a sum: folded, the graph rounds by more "
     f"than {MEASURED_TIMES} times what the original does in FP32"
 )
 NOT_COMPARED_REASON = "with it no output can be compared with the original's"
@@ -78,7 +78,7 @@ def compared_with_reverts(
                 return less, links
         return None
 
-    for values in _more_and_more(_small(fold, given, before)):
+    for values in _doubling_prefixes(_small(fold, given, before)):
         found = keeping(values)
         if found is None:
             continue
@@ -86,7 +86,7 @@ def compared_with_reverts(
             fewer = [one for one in values if one != value]
             less = keeping(fewer) if fewer else None
             values, found = (fewer, less) if less is not None else (values, found)
-        kept = again(reverts=found[0].reverts)  # it may be slower than the original
+        kept = again(reverts=found[0].reverts)  # measured now: it may be slower than the original
         if kept.reverts == found[0].reverts:
             return found
         return kept, _compared(source, kept, given, unverified=unverified)
@@ -98,7 +98,9 @@ def compared_with_reverts(
         failed = [link.figures.error or 0.0 for link in links if link.verdict == "failed"]
         return FoldEvaluation((max(failed, default=0.0), -len(one.changes)), ROUNDS_WORSE_REASON if failed else "")
 
-    if all(change.rewrite != AFFINE.name for change in fold.changes):  # it moves constants without a change to report
+    if all(
+        change.rewrite != AFFINE.name for change in fold.changes
+    ):  # it also moves constants without reporting a change
         other = refold_without(fold, AFFINE.name, refold, ROUNDS_WORSE_REASON)
         fold = other if other.changes and not evaluate(other).why else fold
     kept = revert_harmful(fold, given, refold, evaluate)
@@ -106,7 +108,7 @@ def compared_with_reverts(
 
 
 def forced_fields(fold: Kept, links: Sequence[Link], options: Sequence[str]) -> dict[str, Any]:
-    """Fields of the result of a fold of which nothing could be compared, with ``--force``; empty for other folds.
+    """Fields of the result if no output of the fold could be compared and ``--force`` was given; else empty.
 
     Args:
         fold: The fold.
@@ -133,15 +135,15 @@ def _passes(links: Sequence[Link]) -> bool:
 
 
 def _small(fold: Kept, given: Evaluated, before: Evaluated) -> list[str]:
-    """Values that are small next to the others of a sum, and that the fold does not have; the smallest first."""
+    """Values that are small next to the other terms of a sum, and that were folded away; the smallest first."""
     left = {name for node in fold.graph.model.graph.node for name in node.output}
-    with suppress(Exception):  # the runtime's own, of a value that it cannot show
+    with suppress(Exception):  # the runtime's own errors, if a value cannot be an output
         return [name for name in small_values(before.single.model, given.single.probes.feeds) if name not in left]
     return []
 
 
-def _more_and_more(values: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The first of them, the first two, the first four and so on."""
+def _doubling_prefixes(values: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the first value, the first two, the first four and so on."""
     count = 1
     while count < 2 * len(values):
         yield values[:count]

@@ -1,8 +1,8 @@
 """Revert rewrites that make the folded graph slower than the original on this machine, measured in interleaved rounds.
 
 A fold that is no slower in a short measurement is kept. A rewrite is reverted only if a long one shows a clear loss,
-and a second one, with the rewrite preset of the target, confirms it. So a noisy machine keeps what is faster. An
-inconclusive measurement reverts nothing.
+and a second one, with the rewrite preset of the target, confirms it. A noisy machine therefore keeps rewrites that are
+faster. An inconclusive measurement reverts nothing.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ def revert_slower(fold: Kept, given: Evaluated, refold: Refold) -> Kept:
     where = str(cpu_model())
 
     def evaluate(one: Kept) -> FoldEvaluation:
-        form = Evaluated(_with_target_preset(one.graph.model)) if one.changes else None
-        return evaluate_speed(_measured_speedup(given, form, call) if form else None, where)
+        rewritten_fold = Evaluated(_with_target_preset(one.graph.model)) if one.changes else None
+        speed = _measured_speedup(given, rewritten_fold, call) if rewritten_fold else None
+        return evaluate_speed(speed, where)
 
     return revert_harmful(fold, given, refold, evaluate)
 
@@ -92,12 +93,12 @@ def evaluate_speed(speed: Ratio | None, where: str) -> FoldEvaluation:
     """Evaluate a fold by its speedup over the original on a machine; None means inconclusive and is acceptable."""
     if speed is None:
         return FoldEvaluation(-1.0, "")
-    slower = f"with it the graph is {_speed_message(speed)} the one given, measured on {where}"
+    slower = f"with it the graph runs at {_speed_message(speed)} the original's speed, measured on {where}"
     return FoldEvaluation(-speed.median, slower if _is_slower(speed) else "")
 
 
 def _speed_message(found: Ratio) -> str:
-    return f"{found.median:.2f} ({found.low:.2f} to {found.high:.2f}) of the speed of"
+    return f"{found.median:.2f}x ({found.low:.2f}x to {found.high:.2f}x)"
 
 
 def _is_slower(found: Ratio | None) -> bool:
@@ -141,7 +142,7 @@ def _measured_speedup(given: Evaluated, folded: Evaluated, call: _Inference) -> 
 
 
 def _is_as_fast_at_first(given: Evaluated, folded: Evaluated, call: _Inference) -> bool:
-    """Whether a short measurement sees no loss at all, so that a long one need not look for one of more than 2%."""
+    """Whether a short measurement shows no loss at all, so that no long one is needed to find a loss of over 2%."""
     found = _measured(given, folded, call, FIRST_ROUNDS, FIRST_LOADS)
     return found is not None and min(_fastest(found), found.ratio("folded", "given").median) >= 1
 
@@ -169,7 +170,7 @@ def _fastest(found: Measurement) -> float:
 
 
 def _with_target_preset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph after the rewrites that this machine runs fastest."""
+    """The graph after the default rewrites of `TARGET`."""
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.rewrites.presets import chosen
     from repaconv.stages.shared.target_lookup import default_rewrites, load_target

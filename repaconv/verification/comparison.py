@@ -11,8 +11,8 @@ Every comparison in repaconv uses this module: `verify`, `fold`, `export`, `buil
 
 A number (of an image, or of a neighborhood) is *equal* within the tolerance. If some numbers are not equal, the
 comparison measures how far rounding moves the original network (`repaconv.verification.rounding`). A difference that
-rounding explains is no fault; a larger difference is one. Where rounding explains more than `MOST_EXPLAINED`, an
-agreement says little, and the number is left out.
+rounding explains is no fault; a larger difference is a fault. If rounding explains more than `MOST_EXPLAINED`,
+agreement shows little, and the number is left out.
 
 Nothing is verified in three cases: most numbers are left out, the output changes too little between inputs, or the
 measured error is not rounding (`repaconv.verification.float64_evaluator_check`). Integers and truth values are equal or
@@ -81,7 +81,7 @@ class Tally:
             allowed: What the tolerance allows.
             explained: What rounding explains.
             scale: The size to which errors are relative.
-            vague: Numbers of which rounding explains more than this share of the scale are left out.
+            vague: A number is left out if rounding explains more than this share of its scale.
         """
         with np.errstate(invalid="ignore", divide="ignore"):
             beyond = ~(error <= allowed)
@@ -246,14 +246,14 @@ DENORMAL_RISK = 1e-30
 
 
 def surely_within(found: Array, right: Array, relative: float, least: float) -> bool:
-    """Whether all numbers are surely within the tolerance of `PerNeighborhood`, found in a fraction of its time.
+    """Whether all numbers are surely within the tolerance of `PerNeighborhood`; takes a fraction of its time.
 
     Almost all numbers are within the tolerance relative to their own size, which is no larger than their neighborhood.
     The neighborhood is computed only for the others. False is no verdict: then the full comparison decides.
 
     Args:
-        found: The candidate, in float32, or integers.
-        right: The reference, in float32 or in float64, which is rounded; or integers of the same type.
+        found: The candidate [...], in float32 or integers.
+        right: The reference [...], in float32 or float64, which is rounded to float32, or integers of the same type.
         relative: The tolerance, relative to the neighborhood.
         least: The absolute tolerance.
     """

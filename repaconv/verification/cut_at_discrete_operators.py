@@ -1,9 +1,9 @@
 """Cut two graphs at the operators that choose (TopK, ArgMax), so that both continue with the choices of the first.
 
-Where scores are almost equal, FP32 rounding decides which rows TopK takes, and every number after it is another one.
-That is told apart from a wrong fold by comparing what a choice is made of and what is made of it: both graphs give the
-scores as further outputs, and take the choice as further inputs. If both parts compute the same, so do the graphs. Two
-things are left to float64: constants that a choice reads, and choices among the results of another choice.
+If scores are almost equal, FP32 rounding decides which rows TopK takes, and every number after it differs. To tell this
+from a wrong fold, both graphs are compared before and after the choice: they return the scores as further outputs, and
+take the choice as further inputs. If both parts compute the same, so do the graphs. Two things are left to the
+comparison in float64: constants that a choice reads, and choices among the results of another choice.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _kind_of(node: onnx.NodeProto) -> tuple[Any, ...]:
 
 
 def _cut(model: onnx.ModelProto, names: Collection[str], types: dict[str, np.dtype[Any]]) -> onnx.ModelProto:
-    """The graph without the nodes of these first outputs: it takes their outputs, and gives their inputs."""
+    """The graph without the nodes with these first outputs: their outputs become inputs, and their inputs outputs."""
     import onnx
     from onnx import helper
 

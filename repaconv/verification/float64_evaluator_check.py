@@ -1,10 +1,10 @@
 """Whether the float64 evaluation of a graph computes what ONNX Runtime computes, operator by operator.
 
-What FP32 differs from float64 counts as rounding and excuses as much of a candidate. If the float64 evaluation of an
-operator computes another function than ONNX Runtime, the difference is no rounding. Of outputs alone the two cannot be
-told apart, since rounding of an operator can be amplified by those after it. So every operator is run on the very
-values that it has under ONNX Runtime: there rounding is that of one operator. Of those with equal attributes, shapes
-and ranges of values, one stands for all.
+The difference between FP32 and float64 counts as rounding, and a candidate may differ as much. If the float64
+evaluation of an operator computes another function than ONNX Runtime, the difference is not rounding. The network's
+outputs cannot distinguish the two cases, since later operators can amplify the rounding of an earlier one. Every
+operator is therefore evaluated on the values that it has in ONNX Runtime, so that only its own rounding remains. Among
+operators with equal attributes, shapes and ranges of values, one is compared for all.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 NODES_AT_ONCE = 64
 """Nodes whose values are held at a time."""
 COORDINATES = ("Resize", "Upsample")
-"""Operators that compute coordinates in float32, whatever the type of their values is. The coordinate of pixel n is off
-by some n * 2**-24, and neighbors of random images differ by more than their size:"""
+"""Operators that compute coordinates in float32, whatever the type of their values is. The error of the coordinate of
+pixel n is about n * 2**-24, and neighboring pixels of random images differ by more than their own size."""
 COORDINATE_ERROR = 4 * 2.0**-24
-"""What such an operator may be off, for each pixel of the axis. Measured: at most 1.6 * 2**-24."""
+"""Allowed error of such an operator per pixel along the axis. Measured: at most 1.6 * 2**-24."""
 ACTIVATIONS = ("Celu", "Elu", "Erf", "Gelu", "Mish", "Selu", "Sigmoid", "Softplus", "Swish", "Tanh")
 """Functions whose kernels round numbers near 1 on the way, so that small values have errors of that size."""
 NEAR_ONE = 4 * SATURATED
-"""Such an error. ONNX Runtime's Sigmoid is off by 1.3e-7."""
+"""Allowed size of that error. ONNX Runtime's Sigmoid has an error of 1.3e-7."""
 MOVES = (
     *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "SpaceToDepth"),
     *("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
@@ -97,7 +97,7 @@ def differing_operators(model: onnx.ModelProto, float64: Float64, *calls: Feeds)
     for place in range(len(runtime.pieces)):
         with float64.weights_kept(inf):
             for number, inference in enumerate(inferences):
-                if not inference.compare(place):  # those after it are not told of any more
+                if not inference.compare(place):  # later inferences are no longer needed: the first one is described
                     inferences = inferences[: number + 1]
                     break
         runtime.pieces[place].close()
@@ -118,7 +118,7 @@ class _Inference:
     def __init__(self, runtime: _RuntimeValues, feeds: Feeds) -> None:
         self._runtime, self._feeds = runtime, feeds
         self._values = dict[str, Any]()
-        self._between = dict[str, Any]()  # values of nodes that the graph does not have: they convert
+        self._between = dict[str, Any]()  # values of conversion nodes, which only the evaluator's graph has
         self._differing: list[Any] = []
         self._error = ""
 
@@ -163,16 +163,16 @@ class _Inference:
 
 
 class _RuntimeValues:
-    """The values of a graph under ONNX Runtime as it is written, those of `NODES_AT_ONCE` nodes at a time.
+    """The values of a graph in ONNX Runtime without fusions, for `NODES_AT_ONCE` nodes at a time.
 
-    The graph is cut into pieces of so many nodes. Each runs in a session of its own, on values of those before it. So
-    every node is computed once, and `_Inference` frees a value after its last use.
+    The graph is cut into pieces of this many nodes. Each piece runs in a session of its own, on values of earlier
+    pieces. Every node is therefore computed once, and `_Inference` frees a value after its last use.
 
     Attributes:
         reference: The graph's evaluator in float64.
         made: Names of the values that the graph's nodes compute.
         pieces: The pieces in order.
-        compared: For each piece, the evaluator's nodes of which all is known after it.
+        compared: For each piece, the evaluator's nodes whose inputs and outputs are all known after it.
         later: For each piece, the values that are read after it.
         agreed: Kinds of nodes that were found to agree.
     """
@@ -185,7 +185,7 @@ class _RuntimeValues:
         at = {name: place for place, piece in enumerate(cut) for node in piece for name in node.output}
         self.compared: list[list[Any]] = [[] for _ in cut]
         place = 0
-        for node in reference.nodes:  # with the first piece after which all is known that it reads and gives
+        for node in reference.nodes:  # with the first piece after which all its inputs and outputs are known
             place = max([place, *(at.get(name, 0) for name in (*names_read(node.onnx_node), *node.output))])
             self.compared[place].append(node)
         shown = {name for node in reference.nodes for name in names_read(node.onnx_node)} | set(reference.outputs)
@@ -204,7 +204,7 @@ class _RuntimeValues:
 class _Piece:
     """Some nodes of a graph under ONNX Runtime.
 
-    If they do not run alone, or read something other than tensors, the whole graph gives their values.
+    If they do not run alone, or read something other than tensors, the whole graph computes their values.
     """
 
     def __init__(self, model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], gives: Iterable[str]) -> None:
@@ -217,7 +217,7 @@ class _Piece:
         if not self._gives:
             return {}
         if self._alone:
-            with suppress(Exception):  # of many classes: then the whole graph says whether it runs
+            with suppress(Exception):  # of many classes: then the whole graph is run
                 known = {**feeds, **values}
                 self._session = self._session or load_onnx(self._cut_out(known), as_written=True)
                 return dict(self._session.run({port.name: known[port.name] for port in self._session.inputs}))
@@ -274,12 +274,12 @@ def _array(value: Any) -> Any:
 
 
 def _are_reals(found: Mapping[str, Any]) -> bool:
-    """Whether all values are real numbers, of which none was chosen."""
+    """Whether all values are arrays of floating-point numbers, without any discrete choice."""
     return all(isinstance(value, np.ndarray) and value.dtype.kind == "f" for value in found.values())
 
 
 def _gives(node: Any, reference: ReferenceEvaluation, held: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Whether a node gives the very numbers that it gives under ONNX Runtime, on values of the same types."""
+    """Whether the evaluator computes exactly the numbers of ONNX Runtime for a node, on values of the same types."""
     with suppress(Exception):  # of many classes: then float64 decides
         given = reference.run_node(node, held)
         return all(isinstance(one, np.ndarray) and np.array_equal(one, given[name]) for name, one in found.items())
@@ -288,7 +288,7 @@ def _gives(node: Any, reference: ReferenceEvaluation, held: Mapping[str, Any], f
 
 @np.errstate(all="ignore")
 def _agrees(node: Any, reference: ReferenceEvaluation, held: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Whether what a node gives under ONNX Runtime differs from float64 by rounding alone."""
+    """Whether a node's outputs in ONNX Runtime differ from float64 only by rounding."""
     given = {name: _array(value) for name, value in reference.run_node(node, held).items()}
 
     def movements() -> Iterator[Movement]:

@@ -34,7 +34,7 @@ REFERENCE = "onnx's reference implementation in float64, convolutions and pools 
 LACKED = ("Conv", "ConvTranspose", "GRU", "LSTM")
 """Operators without a working float64 kernel in ONNX Runtime; a graph with one is not loaded there at all."""
 CACHED_WEIGHT_BYTES = 2**28
-"""Bytes of weights in float64 that are kept between inferences, next to the sessions that are open meanwhile."""
+"""Bytes of float64 weights that are kept between inferences, in addition to the open sessions."""
 BYTES_AT_ONCE = 2**30
 """Bytes of values up to which several inputs are evaluated at a time."""
 
@@ -107,7 +107,7 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 PARAMETER_ENTRIES = 16
-"""Inputs of at most so many numbers are sizes, axes, scales or limits: they decide what a node computes."""
+"""Inputs of at most this many numbers are sizes, axes, scales or limits, which decide what a node computes."""
 
 
 HOMOGENEOUS = frozenset(
@@ -119,8 +119,8 @@ HOMOGENEOUS = frozenset(
 )
 """Operators that compute a multiple of their output from the same multiple of their inputs."""
 EXPONENTS, EXPONENTS_APART = 64, 4
-"""How far apart the exponents of two arrays' largest numbers are, in powers of 2, if they are told apart: of operators
-that are homogeneous, whose products then neither overflow nor vanish in float32, and of all others."""
+"""Two inputs count as different ranges of values if the exponents of their largest numbers differ by this much, for
+homogeneous operators (products then neither overflow nor vanish in float32) and for all others."""
 
 
 class ReferenceEvaluation:
@@ -187,10 +187,10 @@ class ReferenceEvaluation:
         return found
 
     def _run_in_threads(self, calls: Sequence[Feeds]) -> list[dict[str, Any]]:
-        """The outputs for each of several inputs, as many at a time as BLAS has threads; each then has one of them.
+        """Evaluate several inputs in parallel, each on one of BLAS's threads; returns the outputs of each input.
 
-        Most operations of a network are too small to be shared by several threads, which wait for each other for longer
-        than they compute. Values take as much memory, next to an input, as those of the two smallest inputs.
+        Most operations of a network are too small for several threads, which would wait for each other longer than they
+        compute. The memory of the values, relative to an input, is estimated from the two smallest inputs.
         """
         from threadpoolctl import ThreadpoolController
 

@@ -1,11 +1,11 @@
 """Find where large numbers cancel in a graph: values that are small next to the other terms of a sum.
 
-What is folded across such a value may round worse:
+A fold across such a value may round worse:
 
-- A sum of large numbers that cancel. A difference of two numbers that are nearly equal has no rounding error of its
-  own. What is folded across it sums the large numbers themselves, and rounds by as much more as they are larger.
-- A small term of a large sum. Folded across it, constants of both become one, whose rounding is that of the large one
-  and the same for all numbers of a channel, so that no mean averages it.
+- The value is a sum of large numbers that cancel. The difference of two nearly equal numbers has no rounding error of
+  its own. The folded graph sums other multiples of the large numbers instead, and rounds in proportion to their size.
+- The value is a small term of a large sum. The fold merges a constant of each into one constant. Its rounding error is
+  that of the large constant, and is the same for all numbers of a channel, so that no mean reduces it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 SUMS = ("Add", "Sub", "BatchNormalization")
 EXACT_DIFFERENCE_RATIO = 2.0
-"""How many times as large as their sum two terms are at least, if their difference is exact (Sterbenz)."""
+"""Two terms that are at least this many times as large as their sum cancel exactly (Sterbenz)."""
 
 
 def small_values(model: onnx.ModelProto, calls: Sequence[Feeds]) -> list[str]:
-    """Names of values next to which the others of a sum are larger by more than `EXACT_DIFFERENCE_RATIO`, by how much,
-    largest first.
+    """Names of values that another term of their sum exceeds by a factor of more than `EXACT_DIFFERENCE_RATIO`.
+
+    The value with the largest factor comes first.
 
     Args:
         model: The graph, in float32.

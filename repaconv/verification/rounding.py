@@ -49,62 +49,64 @@ Array = NDArray[Any]
 # --- Figures, each with its derivation or its experiment (benchmarks/verification_rates.py).
 
 MEASURED_TIMES = 8
-"""How many times the measured rounding error of the original (1, 2) is allowed. Its error is one draw of a sum of many
-small errors, and the candidate's is another one, of about as many operations. Of two independent normal draws one is
-more than 8 times the other with probability 2/pi * atan(1/8) = 8%; of the largest of 4 numbers each with 0.09%, of 8
-with 6e-6. Most images and neighborhoods have more. For a graph, `ROUNDING_SAMPLES` more of its errors are drawn, of
-networks whose weights are moved (3), and how far that moves it: of 1,000 sound folds, the largest error was 14 times
-one draw of the original's (the experiment, "error / own error")."""
+"""How many times the measured rounding error of the original (1, 2) is allowed. The original's error is one sample of a
+sum of many small errors; the candidate's error is another sample, from about as many operations. One of two independent
+normal samples is more than 8 times the other with a probability of 2/pi * atan(1/8) = 8%. For the maxima of 4 numbers
+each it is 0.09%, and 6e-6 for 8; most images and neighborhoods have more. For a graph, `ROUNDING_SAMPLES` further
+samples are taken by moving its weights (3): of 1,000 sound folds, the largest error was 14 times one sample of the
+original's error (the experiment, "error / own error")."""
 JITTERED_TIMES = 4
-"""How many times the movement under jitter (3) is allowed. The largest of `ROUNDING_SAMPLES` normal draws is below a
-quarter of their standard deviation with probability 2e-6, for one number. Jitter is larger than rounding itself, so
-that a sound fold stays within one of it: the experiment, "difference / jitter"."""
+"""How many times the movement under jitter (3) is allowed. For one number, the largest of `ROUNDING_SAMPLES` normal
+samples is below a quarter of their standard deviation with a probability of 2e-6. Jitter is larger than rounding
+itself, so a sound fold differs by less than the jitter moves it (the experiment, "difference / jitter")."""
 ROUNDING_SAMPLES = 8
-"""How many other roundings of a graph are drawn, one after the other, as long as some number is not explained: a
-neighborhood may be one number (a class, for one image), which one draw in ten does not move by an eighth of what
-another does. With moved weights and inputs, by normal draws. (With random signs of one size, two equal terms that
-cancel do not move at all in one of two draws.)"""
+"""Most samples of a graph's rounding by normally distributed jitter. They are taken one after the other, until every
+difference is explained. One sample is not enough: a neighborhood may be a single number (a class, for one image), and
+one sample in ten moves it by less than an eighth of what another does. (Jitter by a constant amount with random signs
+would not move a sum of two equal terms that cancel, in half of the samples.)"""
 JITTERS = 3
-"""How often the inputs of a network, or of a loop in one, are moved in float64 (2), where an image is moved by its
-largest number; and how often weights and inputs to see which images depend on a rounding."""
+"""Number of runs with moved inputs in float64 (2), for a network or a loop in it, where the largest movement of each
+image counts; and number of runs with moved weights and inputs to find the images that depend on rounding."""
 JITTER_SHARE = 0.1
-"""By how much weights and inputs are moved, relative to themselves, as a part of the tolerance of the link:"""
+"""Relative size of the jitter of weights and inputs, as a share of the link's tolerance."""
 JITTER = JITTER_SHARE * FLOAT32
-"""That is 1e-6 in float32, or 17 times the largest error of one rounding (2**-24). Operations on the way round as well
-and are not moved; a sum of 300 products has a typical error of 17 roundings (a random walk)."""
+"""Relative size of the jitter in float32: 1e-6, which is 17 times the largest error of one rounding (2**-24). The
+jitter also stands for the rounding of the operations in between: a sum of 300 products has a typical error of 17
+roundings (a random walk)."""
 TO_FLOAT64 = 2.0**-29
 """How much finer float64 rounds than float32."""
 LAST_PLACE = 2.0**-52
 """The unit in the last place of a float64 number in [1, 2)."""
 MOST_EXPLAINED = 0.01
-"""Where rounding explains more than this, relative to the scale, an agreement says little: such numbers are left out,
-and where more than `UNDECIDED_SHARE` of all are, nothing is verified. It is the noise of FP16 (`tolerances.LOSSY`):
-what rounding moves by more than that would not pass as FP16 either."""
+"""A number is left out if rounding explains more than this, relative to the scale, since agreement then shows little.
+If more than `UNDECIDED_SHARE` of all numbers are left out, nothing is verified. The value is the noise of FP16
+(`tolerances.LOSSY`): a number that rounding moves further would not pass as FP16 either."""
 SATURATED = float(np.finfo(np.float32).eps)
-"""What float32 keeps of numbers up to 1: a sigmoid or softmax that saturates has steps of so much near 1, and so has
-1 - p, however small that is. Relative to neighbors, an error below it is no error. In float64 it is that of float64."""
+"""Spacing of float32 numbers near 1. A saturated sigmoid or softmax p has steps of this size, and so has 1 - p, however
+small it is. An error below this is therefore ignored in a comparison relative to neighbors. Comparisons in float64 use
+the spacing of float64."""
 ALGEBRA_RTOL = 1e-9
-"""What the fold computed in float64 may be off, relative to neighboring numbers. Of 1,000 sound folds, those of well
-conditioned networks were off by at most 3e-11 and those in which large numbers cancel by 2e-10; of almost equal values
-by more (`ALGEBRA_DIVISOR`). A constant that is rounded to float32 by mistake is off by 6e-8."""
+"""Allowed difference of a fold computed in float64, relative to neighboring numbers. Of 1,000 sound folds, well
+conditioned networks differed by at most 3e-11, and networks in which large numbers cancel by 2e-10; differences of
+almost equal values differed by more (`ALGEBRA_DIVISOR`). A constant rounded to float32 by mistake differs by 6e-8."""
 ALGEBRA_DIVISOR = 1024
-"""Where the original's float32 error is larger, the fold in float64 may be off by this part of it. float64 rounds 2**29
-times finer: of 1,000 sound folds, those of almost equal values were off by at most 8e-4 of that error and all others by
-2e-5. That leaves room for graphs that keep constants in float32 (the scale of a Resize). Where it does not suffice, it
-is asked how far moved weights and inputs move the original in float64."""
+"""If the original has a large float32 error, the fold in float64 may differ by this fraction of the error. float64
+rounds 2**29 times finer: of 1,000 sound folds, differences of almost equal values differed by at most 8e-4 of that
+error, and all others by 2e-5. The limit leaves room for graphs that keep constants in float32 (the scale of a Resize).
+If it is exceeded, the comparison measures how far moved weights and inputs move the original in float64."""
 WRITTEN_MOVED = 2.0**-24
-"""By how much the folded graph's weights are moved to see what their rounding to float32 does: the largest relative
-error of one rounding. Evaluated in float64, the folded graph may differ from the original by `MEASURED_TIMES` as much.
-Sound folds differed by at most 2.3 times as much, a bias that is off by 0.1% by 1e4 times."""
+"""Relative movement of the folded graph's weights that shows the effect of rounding them to float32: the largest
+relative error of one rounding. In float64, the written graph may differ from the original by `MEASURED_TIMES` that
+effect. Sound folds differed by at most 2.3 times the effect; a bias with an error of 0.1% differed by 1e4 times."""
 MOVED_SHARE = 1e-3
-"""Of an output that is the same number for all inputs in float32: what the fold in float64 may be off, relative to how
-far the inputs move the output there. A wrong factor or a forgotten term changes it by much more."""
+"""For an output that is the same for all inputs in float32: allowed difference of the fold in float64, relative to how
+far the inputs move the output in float64. A wrong factor or a missing term changes it by much more."""
 HALF_ROUNDINGS = 16
-"""How many roundings to half precision an output's error may be where folded weights are stored in half precision: the
-root mean square sum over 256 products is 16 times one rounding."""
+"""Allowed error of an output, in roundings to half precision, if folded weights are stored in half precision: the root
+mean square sum over 256 products is 16 times one rounding."""
 HALVES = {10: ("fp16", 2.0**-12), 16: ("bf16", 2.0**-9)}
-"""ONNX's half precisions: the link where a graph is run in them, and by how much a rounding moves a number: half of the
-largest, which is half a unit in the last place (2**-11, 2**-8)."""
+"""ONNX's half precisions: the link of graphs in this precision, and a typical relative rounding error. It is half of
+the largest one, which is half a unit in the last place (2**-11, 2**-8)."""
 
 # --- The model.
 
@@ -125,7 +127,7 @@ ALGEBRAIC = Kind(1 / ALGEBRA_DIVISOR, "float64", "float32 against float64")
 
 Movement = Mapping[str, Array]
 """How far one other rounding moves each output: |other - original| for every number, infinite for a discrete value that
-changes. In the other's own shape where rounding changes that."""
+changes. If rounding changes the shape, the movement has the other's shape."""
 
 
 class Rounding:

@@ -31,43 +31,44 @@ EXACT = {
 }
 """Links between forms that compute the same; ``agreement`` is bench's, between the two models that it measures."""
 
-# Smallest cosine over the images, which also says how large an error may be (`norm_error`; sound trained nets have
-# about half of that at most), and the noise: the lead (relative to max|b|) within which a top-1 class may change. The
-# largest errors of sound trained nets are 0.002 in float16, 0.02 in bfloat16 and 0.15 in int8, and of one that merges
-# tokens 0.09, 0.09 and 0.18 (benchmarks/precision_noise.py).
-# TensorFloat-32 multiplies with as many bits as float16 has.
+# First, the smallest allowed cosine of an image. It also limits the error (`norm_error`), to about twice the largest
+# error of sound trained networks. Second, the noise: a top-1 class may change if its lead, relative to max|b|, is
+# smaller. The largest errors of sound trained networks are 0.002 in float16, 0.02 in bfloat16 and 0.15 in int8; with
+# merged tokens 0.09, 0.09 and 0.18 (benchmarks/precision_noise.py). TensorFloat-32 multiplies with float16's precision.
 LOSSY = {"tf32": (0.999, 0.01), "fp16": (0.999, 0.01), "bf16": (0.99, 0.05), "int8": (0.95, 0.1)}
-# Where lower precision decides otherwise which tokens merge, outputs differ and neither is wrong.
+# Smallest cosine if lower precision merges other tokens: outputs then differ, and neither is wrong.
 DECIDING_COSINE = 0.9
-# Images in which rounding decides what merges are left out if they differ by no more than that, and so are single
-# numbers that hang on a rounding; where more than this share of all is, nothing is verified.
+# Images are left out if rounding decides which tokens merge and they differ by no more than that. Single numbers that
+# rounding decides are left out as well. If more than this share is left out, nothing is verified.
 UNDECIDED_SHARE = 0.5
 LEAST_OUTPUT_CHANGE = 10
-"""An output whose numbers change by less than so many tolerances between inputs would hide a fault of a tenth of that
-change; relative to the largest number."""
-# A lossy link shows nothing where the outputs of all images differ by no more than this, relative to the largest.
+"""An output must change between inputs by at least this many tolerances, relative to its largest number. If it changes
+less, a fault as large as a tenth of the change would pass."""
+# A lossy link verifies nothing if the outputs of all images differ by no more than this, relative to the largest one.
 LEAST_LOSSY_CHANGE = 1e-5
-# Flips beyond the noise, of all images: sound trained nets show one in 500 at most.
+# Largest share of images whose top-1 prediction changes in spite of a lead above the noise. Sound trained networks show
+# at most one in 500.
 MOST_FLIPS = 0.01
-# Flips within the noise, of the images that lead by no more. A sound net's errors are well below the noise, so it keeps
-# most of these, too: trained ones have next to none, nets with random weights, whose leads are small everywhere, lose
-# up to 31% of them; with half the bits of the weights, or one scale off by 2, most of them lose 25% to 70% (as above).
+# Largest share of changed top-1 predictions among images with a smaller lead. A sound network keeps most of these as
+# well, since its errors are far below the noise: trained networks change almost none; with random weights, where all
+# leads are small, up to 31% change. With half the bits of the weights, or one scale wrong by a factor of 2, most
+# networks change 25% to 70% (benchmarks/precision_noise.py).
 FLIPS_WITHIN_NOISE = 0.25
 CHANCE_LIMIT = 0.01
-"""More flips than allowed fail only if chance explains them with a probability below this: of two, both may flip."""
+"""More changes than allowed fail only if they are less probable than this by chance: of two images, both may change."""
 ACCURACY_LOSS = 0.01
 
 EXPORTED_RTOL = 1e-6
-"""What an exporter may do in float64: what a network makes in float32 itself (the sine of a position) it folds, and
-rounds otherwise, and the scale of a Resize is float32; nothing wrong is so little."""
+"""Allowed error of an export in float64. An exporter folds values that the network computes in float32 (the sine of a
+position) and rounds them differently, and the scale of a Resize is float32. Real faults are larger."""
 LARGEST_RTOL = 0.1
-"""What is further off than that is not the same, whoever allows it."""
+"""Largest relative tolerance of an exact link that a user may set."""
 
 EXPLAINED = "the largest error that rounding alone explains"
 """Why a relative limit is the error itself."""
 
 LINKS = ("converted", *EXACT, *LOSSY)
-"""The first is evaluated by the budget of its conversion only."""
+"""All links. The first one is evaluated only by the budget of its conversion."""
 
 
 def exact_rtols(depth: int = UNSCALED_DEPTH) -> dict[str, float]:

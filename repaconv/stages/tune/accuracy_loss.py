@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SMALLEST_SHARE = 0.001
 """Smallest allowed share for which more images are demanded: 1000 test images are always enough."""
 FEW_OTHERS = 0.05
-"""Share of images with another top-1 prediction than most, up to which FP32 predicts nearly always the same."""
+"""FP32 counts as always predicting the same class if at most this share of images has another top-1 prediction."""
 
 
 class Loss(NamedTuple):
@@ -63,7 +63,7 @@ class LossEvaluation:
         here: Whether the target's own runtime runs here; otherwise ONNX Runtime evaluates the graphs.
         progress: See `Progress`.
         losses: Results so far.
-        took: Seconds that each evaluation on the validation split took, that of the baseline among them.
+        took: Seconds that each evaluation on the validation split took, including the baseline's.
     """
 
     graphs: Candidates
@@ -89,15 +89,15 @@ class LossEvaluation:
                 with self._timed(deployment):
                     self.losses[key] = self._evaluate(deployment, self._validation, expected)
             except RepaconvError as problem:
-                if problem.code.startswith("labels."):  # nothing of this configuration
+                if problem.code.startswith("labels."):  # the labels are wrong, not the configuration
                     raise
                 self.losses[key] = Loss(None, None, f"skipped: {problem.message}")
-            except Exception as error:  # each runtime raises classes of its own
+            except Exception as error:  # each runtime has its own exception classes
                 self.losses[key] = Loss(None, None, f"skipped: it does not run: {first_line(error)}")
         return self.losses[key]
 
     def too_slow(self, left_s: float) -> str:
-        """Why there is no time to evaluate lower precision, in words; empty if there is, by the first batch in FP32."""
+        """Why there is no time to evaluate lower precision, estimated from one FP32 batch; empty if there is time."""
         assert self.graphs.given is not None
         images = len(self.graphs.given.validation) + len(self.graphs.given.test)
         first = next(self.graphs.given.validation_batches())
@@ -113,10 +113,11 @@ class LossEvaluation:
         )
 
     def same_predictions(self) -> str:
-        """Why these images cannot show what lower precision loses, in words; empty if they can, or any loss is allowed.
+        """Describe why these images cannot show a loss; empty if they can, or if any loss is allowed.
 
-        They cannot if FP32 gives (nearly) all of the validation split the same top-1 prediction: a model that ignores
-        its input and always gives that one would be within the budget as well. Other tasks have no top-1 predictions.
+        They cannot if FP32 predicts the same class for (nearly) all images of the validation split: a model that
+        ignores its input and always predicts this class would be within the budget as well. Other tasks have no top-1
+        predictions.
         """
         limits = Budget(*(share if share is not None and share < 1 else None for share in self.allowed))
         if not limits.is_limited or self.graphs.choice is not None:
@@ -359,7 +360,7 @@ def chosen_images(options: TuneOptions, source_model: SourceModel) -> Inputs:
 
 
 def task_of_losses(options: TuneOptions, source_model: SourceModel) -> Choice | None:
-    """The task in which losses are evaluated; None if by class scores, or if the outputs are of no such task."""
+    """The task in which losses are evaluated; None if they are evaluated by class scores, or the task is unknown."""
     from repaconv.tasks.evaluation import TASKS
 
     choice = task_of(source_model, options.task)
@@ -372,7 +373,7 @@ def task_of_losses(options: TuneOptions, source_model: SourceModel) -> Choice | 
 
 
 def _images_of_task(options: TuneOptions, source_model: SourceModel, choice: Choice, budget: Budget) -> Split:
-    """The images, with labels of the task if there are some."""
+    """The images, with labels of the task if the user gave some."""
     given = chosen_images(options, source_model)
     if options.labels:
         given = with_labels(
@@ -392,9 +393,9 @@ def _images_of_task(options: TuneOptions, source_model: SourceModel, choice: Cho
 
 
 def _require_enough_of_task(given: Split, name: str, allowed: float) -> None:
-    """Refuse too few images for an interval, or labels of fewer than the allowed share can be of.
+    """Refuse too few images for an interval, or too few labeled images to resolve the allowed share.
 
-    If anything may be lost, one image of each part is enough.
+    If any loss is allowed, one image in each split is enough.
     """
     from repaconv.tasks.evaluation import LEAST_LABELED
 
@@ -415,7 +416,7 @@ def _require_enough_of_task(given: Split, name: str, allowed: float) -> None:
 
 
 def _require_labels(given: Split, count: int) -> None:
-    """Refuse images without labels; ``count`` is how many have one, in the part with the fewest."""
+    """Refuse images without labels; ``count`` is the number of labeled images in the split with the fewest."""
     if given.test and not count:
         raise UsageProblem(
             f"{given.given.name} have no labels, and accuracy is of labeled images.",
@@ -426,7 +427,7 @@ def _require_labels(given: Split, count: int) -> None:
 
 
 def _wanted(allowed: float) -> int:
-    """So many that one of them is no more than the allowed share."""
+    """Number of images of which a single one is at most the allowed share."""
     return ceil(1 / max(allowed, SMALLEST_SHARE))
 
 

@@ -63,7 +63,7 @@ class Candidates:
         known: Exported graphs, by export settings.
         made: Files of written graphs, the least recently used first.
         counted: MACs of written FP32 graphs.
-        took_s: Seconds that each graph took to be written, by what it is.
+        took_s: Seconds that writing each graph took, by the key of `made`.
         sensitive: INT8 sensitivity of layer groups by target, if it was measured.
         choice: The task in which losses are evaluated; None for class scores.
         fixed_size: (height, width) of the images that graphs take; None if that is the network's size, dynamic if it
@@ -154,7 +154,7 @@ class Candidates:
             known = chosen(self.names, device.newest).rewrites
             fitting = sorted(known, key=lambda rewrite: (rewrite.order, rewrite.name))
             usual = default_rewrites(device, self.source_model.folded.called)
-            # Some rewrites of the default preset find only what others of it have written.
+            # Some rewrites of the default preset apply only after others of the preset.
             together = rewritten(graph.model, [rewrite for rewrite in fitting if rewrite.name in usual])[1]
             used = {change.rewrite for change in together}
             rewrites = {each.name: each for each in fitting if each.name in used or rewritten(graph.model, [each])[1]}
@@ -250,7 +250,7 @@ class Candidates:
         return {"batch": batch, "height": size[0], "width": size[1]} if size else self.source_model.free_sizes(batch)
 
     def _lowered_key(self, deployment: Deployment) -> tuple[Any, ...]:
-        """Return what the graph of lower precision depends on, in addition to the FP32 graph."""
+        """Everything that a graph in lower precision depends on, in addition to the FP32 graph."""
         device, precision = self.device_of(deployment), deployment.precision
         without_kernel = device.fp32_operators.get(precision, ())
         return precision, int8_for(device, deployment.quantizer), deployment.fp32_modules, without_kernel
@@ -265,7 +265,7 @@ class Candidates:
             if not path.is_file():
                 write_bytes(path, content)
             self.took_s[key] = self.clock() - begun
-        self.made[key] = path  # moved to the end: the order is that of use
+        self.made[key] = path  # moved to the end, so that the least recently used file is first
         self._make_room()
         return path
 
@@ -280,7 +280,7 @@ class Candidates:
 
 
 def _exact_key(deployment: Deployment) -> tuple[Any, ...]:
-    """Return what the FP32 graph of a configuration depends on."""
+    """Everything that the FP32 graph of a configuration depends on."""
     return deployment.target, deployment.rewrites
 
 

@@ -1,16 +1,16 @@
 """Whether a configuration of `tune` computes the baseline's outputs, on inputs that would show a fault.
 
-Not every input shows a fault. The scores of a text detector are at most 1e-5 on noise, where ONNX Runtime's sigmoid,
-which computes with numbers near 1, is off by 1e-7: 1% of such a score. And a saturated score is 1 whatever the weights
-are. So one batch of inputs after the other is compared, until one decides:
+Not every input shows a fault. On noise, the scores of a text detector are at most 1e-5. ONNX Runtime's sigmoid computes
+with numbers near 1 and is off by 1e-7, which is 1% of such a score. A saturated score is 1 whatever the weights are.
+Batches of inputs are therefore compared one after the other, until one decides:
 
 1. the user's images;
 2. random inputs;
 3. random images with larger and smaller numbers (`probe_inputs.PROBE_GAINS`).
 
-A difference beyond the tolerance and beyond what rounding explains rejects a configuration at once. It is accepted by a
-batch on which its outputs are the baseline's, or those of the network in float64, if that batch shows a planted fault:
-the baseline with weights that are moved by 1% has to fail there. What no batch decides is rejected.
+A difference larger than the tolerance and than rounding rejects a configuration at once. A batch accepts it if its
+outputs equal the baseline's, or those of the network in float64, and if the batch shows a planted fault: the baseline
+with weights that are moved by 1% has to fail on it. A configuration is rejected if no batch decides.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class ComparedBatch:
         Args:
             session: Runs the configuration.
             batch: The session's batch size, if it is fixed.
-            precisely: Whether outputs are also compared where they are so small that an activation's rounding may hide
-                them, which takes an evaluation in float64; another batch may decide without that.
+            precisely: Whether outputs are also compared if they are so small that an activation's rounding may hide a
+                difference. This takes an evaluation in float64; another batch may decide without one.
         """
         if not self._finite:
             return "not verified"
@@ -147,7 +147,7 @@ class ComparedBatch:
         return "passed" if verdict == "not verified" and precisely and self._is_exact(found) else verdict
 
     def _largest_difference(self, found: Outputs) -> float:
-        """Largest absolute difference from what is expected, of numbers; infinite if a shape or a number is missing."""
+        """Largest absolute difference from the expected outputs; infinite if shapes differ or a number is missing."""
         every = [np.inf]
         pairs = list(zip(found.values(), self._expected.values(), strict=True))
         if all(np.shape(one) == np.shape(other) for one, other in pairs):
@@ -156,16 +156,16 @@ class ComparedBatch:
         return max(every)
 
     def _is_exact(self, found: Outputs) -> bool:
-        """Whether outputs are those of the network in float64, in which rounding hides no fault.
+        """Whether outputs equal those of the network in float64, in which rounding hides no fault.
 
-        ONNX Runtime's own outputs may be too coarse to decide, and those of another runtime finer.
+        ONNX Runtime's own outputs may round too much to decide, while another runtime rounds less.
         """
         faulty = self._moved(self.original.model)
         if faulty is None or self._exact is None or self._compared(found, self._exact) != "passed":
             return False
         try:
             wrong = Float64(faulty).run(self._feeds)
-        except Exception:  # nothing evaluates an operator in float64; of many classes
+        except Exception:  # an operator has no float64 evaluation; of many classes
             return False
         return self._compared(wrong, self._exact) == "failed" and not self._doubt()
 
@@ -183,9 +183,9 @@ class ComparedBatch:
         return "not verified" if verdict == "passed" and hidden else verdict
 
     def _shows_fault(self, rounding: Rounding | None = None) -> bool:
-        """Whether the planted fault fails on this batch; also if there are no weights, or no output is a real number.
+        """Whether the planted fault fails on this batch; also true if there are no weights, or no real-valued output.
 
-        An integer may stay the same in spite of a fault, and then that of a right configuration shows as little.
+        Integers may stay the same in spite of a fault, so they cannot show one.
         """
         real = any(np.asarray(array).dtype.kind == "f" for array in self._expected.values())
         return not real or self._faulty is None or self._compared(self._faulty, self._expected, rounding) == "failed"
@@ -234,7 +234,7 @@ class ComparedBatch:
             return self._subject.reference.run(self._feeds)
         try:
             return self.original.truth(self._feeds)
-        except Exception:  # nothing evaluates an operator in float64; of many classes
+        except Exception:  # an operator has no float64 evaluation; of many classes
             return None
 
     @cached_property

@@ -17,25 +17,27 @@ if TYPE_CHECKING:
 
 # The search
 #
-# A trial is a runtime in a precision. All trials, their rewrites and their settings are one field: each configuration
-# has a predicted speedup (`speed_prediction`), and the one whose expected improvement on the best so far is largest for
-# its cost is measured next (Jones, Schonlau and Welch 1998), a few at a time. What is expected to improve nothing is
-# not measured. Lower precision is evaluated when it is the fastest of what was measured, not before; a trial that loses
-# more than is allowed is replaced by variants that keep more layers in FP32, if they can still win. The best are
-# measured in more and more rounds (successive halving, Jamieson and Talwalkar 2016), the last ones in as many as a
-# result needs. The time of these last measurements, and of evaluating what they choose, is set aside from the start. If
-# it is too short for all of them, the result is a configuration that was evaluated already.
+# A trial is a runtime in a precision. The configurations of all trials, with all their rewrites and settings, compete:
+#
+# - Each has a predicted speedup (`speed_prediction`). The one with the largest expected improvement on the best one, in
+#   relation to its cost, is measured next (Jones, Schonlau and Welch 1998), with a few others. Configurations without
+#   an expected improvement are not measured.
+# - The loss of a lower precision is evaluated only when it is the fastest configuration so far. If it is too large, the
+#   trial is replaced by variants that keep more layers in FP32, if they can still win.
+# - The best configurations are measured in more and more rounds (successive halving, Jamieson and Talwalkar 2016), the
+#   finalists in as many as a result needs. Time for these measurements, and for evaluating their winner, is set aside
+#   from the start. If it is too short for all of them, the result is a configuration that was evaluated already.
 
 
 class Measured(NamedTuple):
-    """A speedup over the baseline, and its number of rounds, which is larger than requested if it was known."""
+    """A speedup over the baseline and its number of rounds; an earlier measurement may have more than requested."""
 
     ratio: Ratio
     rounds: int
 
 
 Measure = Callable[[Sequence[Deployment], int], Mapping[Deployment, Measured]]
-"""Measures configurations in so many rounds with the baseline; returns speedups, without those that were skipped."""
+"""Measures configurations with the baseline in this many rounds; returns their speedups, without skipped ones."""
 Work = Callable[[Deployment], int]
 """Multiply-accumulates."""
 Allowed = Callable[[Deployment], bool]
@@ -46,20 +48,20 @@ MAX_RELATIVE_MACS = 1.3
 LEAST_IMPROVEMENT = 0.003
 """Expected improvement (log of the speedup) below which a configuration is not measured."""
 LEAST_EFFECT = 0.001
-"""Predicted effect (log of the speedup) from which a change is combined with others."""
+"""Smallest predicted effect (log of the speedup) of a change that is combined with others."""
 FEWEST, FIRST, MIDDLE = 3, 6, 12
-"""Rounds of a measurement when little time is left, of a first one, and of one that decides about the finalists."""
+"""Rounds of a measurement when little time is left, of a first measurement, and of the one that chooses finalists."""
 GROUP, SEMIFINALISTS, FINALISTS = 6, 6, 3
-"""Configurations that are measured together, and those that are measured again."""
+"""Number of configurations that are measured together, and that are measured again as semifinalists and finalists."""
 SIMILAR_WORTH = 0.4
-"""Improvement for its cost, relative to the first of a group, from which a configuration joins it."""
+"""A configuration joins a group if its improvement per cost is at least this share of the first one's."""
 LEAST_COST_S = 0.5
-"""Cost of measuring what costs nothing, so that costs can be divided by."""
+"""Least cost of a measurement, so that an improvement can be divided by it."""
 FINAL_SHARE = 0.4
 """Largest share of the time that is set aside for the last measurements."""
 GROUP_SHARE = 0.5
-"""Largest share of the other time that several configurations take together: expected costs may be too small, and after
-each group they are corrected."""
+"""Largest share of the other time that one group may take: expected costs may be too low, and are corrected after each
+group."""
 
 
 class SpeedSource(Protocol):
@@ -237,9 +239,9 @@ def _decision_s(
     baseline: Deployment,
     evaluations: int = 1,
 ) -> float:
-    """Seconds of so many evaluations of the slowest lossy one of these.
+    """Seconds to evaluate the slowest lossy candidate this many times.
 
-    The last of them is on the test split, on which FP32 has to be run as well.
+    The last evaluation is on the test split, on which FP32 has to be run as well.
     """
     lossy = [evaluation_s(each) for each in candidates if each.precision != "fp32"]
     return evaluations * max(lossy) + evaluation_s(baseline) if lossy else 0.0
@@ -294,9 +296,9 @@ class _Search:
     Attributes:
         trial_of: The trial of each configuration that was measured.
         dropped: Configurations that do not run, or have too many MACs.
-        late: Starts of the trials of which something was not measured for lack of time.
-        accepted: Those (see `Lossy`) of which a configuration's loss is within the budget.
-        rejected: Those whose loss is not.
+        late: Starts of trials with configurations that were not measured for lack of time.
+        accepted: Trials (see `Lossy`) whose loss is within the budget.
+        rejected: Trials whose loss is not.
         evaluated: Whether the loss of a configuration is within the budget.
         final_s: Seconds set aside for the last measurements, at most.
         macs: MACs of the baseline.
@@ -340,7 +342,7 @@ class _Search:
     # Which configurations are measured next
 
     def _batch(self, *, exact: bool) -> dict[Deployment, Trial]:
-        """The configurations to measure next, each with its trial; empty if none is worth it, or the time is over."""
+        """The configurations to measure next, each with its trial; empty if none is promising or the time is over."""
         pool = self._pool(exact=exact)
         batch: dict[Deployment, Trial] = {}
         least_worth = 0.0
@@ -375,8 +377,10 @@ class _Search:
         return batch
 
     def _pool(self, *, exact: bool) -> dict[Deployment, Trial]:
-        """Configurations that were not measured: of a new trial its start, alone and with each other setting; of
-        another trial what differs from its best by one change, and by the changes that help together.
+        """Candidates for the next measurement, each with its trial.
+
+        For a new trial: its start, alone and with each other setting. For a trial with measurements: its best
+        configuration with each single change, and with the most helpful changes together.
         """
         pool: dict[Deployment, Trial] = {}
         for trial in self.trials:
@@ -474,7 +478,7 @@ class _Search:
     # Loss
 
     def _evaluate_leader(self) -> None:
-        """Evaluate the fastest of what was measured until it is allowed, unless one of its kind was accepted."""
+        """Evaluate the fastest configuration, and drop it if its loss is too large, until the fastest is accepted."""
         while (ranked := self._ranked()) and _lossy(leader := ranked[0]) not in self.accepted:
             if not self._time_to_evaluate(leader):
                 return
@@ -485,7 +489,7 @@ class _Search:
             self._add_variants(leader)
 
     def _add_variants(self, leader: Deployment) -> None:
-        """Trials that keep more layers in FP32 than one that lost too much, if they can still win and there is time."""
+        """Add trials that keep more layers in FP32 than a rejected one, if they can still win and there is time."""
         trial, rest = self.trial_of[leader], self._ranked()[:1]
         gain, *others = self._predicted([leader, *rest])[0]
         if trial.start.fp32_modules or gain <= max(others, default=0.0) + LEAST_IMPROVEMENT:
@@ -499,7 +503,7 @@ class _Search:
         return {trial.start for trial in self.trials}
 
     def _time_to_evaluate(self, deployment: Deployment, rest_s: float = 0.0) -> bool:
-        """Whether there is time to evaluate it, unless that was done, and to decide on the test split afterwards."""
+        """Whether there is time to evaluate it, if that is still needed, and to decide on the test split afterwards."""
         if deployment.precision == "fp32" or deployment in self.evaluated:
             return True
         enough = self._decision_s([deployment], evaluations=2) + rest_s < self.source.left_s()
@@ -541,7 +545,7 @@ class _Search:
         return self.rows.finished(wanted or finalists)
 
     def _measure_most_promising(self) -> None:
-        """Measure one FP32 configuration, if there was no time for a search: an inference takes seconds."""
+        """Measure one FP32 configuration if there was no time for a search, since an inference takes seconds."""
         pool = self._pool(exact=True)
         improvements = self._improvements(list(pool), (), exact=True)[1] if pool else []
         for each, improvement in sorted(zip(pool, improvements, strict=True), key=lambda pair: -pair[1]):
@@ -554,7 +558,7 @@ class _Search:
                 return
 
     def _finalists(self) -> list[Deployment]:
-        """See `_finalists`; of what was not evaluated, only what there is time for."""
+        """See `_finalists`; configurations that there is no time to evaluate are left out."""
         ranked = self._ranked()
         rest_s = self._final_s(ranked)
         return _finalists(ranked, lambda each: self._time_to_evaluate(each, rest_s) and self._allowed(each))
@@ -565,7 +569,7 @@ class _Search:
         return next((rounds for rounds in choices if rounds and self.source.predicted_s(wanted, rounds) < left), 0)
 
     def _describe_rest(self) -> None:
-        """Say of every trial that was not measured what was expected of it."""
+        """Record for every trial that was not measured why it was skipped, and its expected speedup."""
         starts = [start for start in self._starts() if start not in self.rows.found]
         starts += [start for start in self._starts() if start in self.rows.found and not self.rows.found[start].ratio]
         starts = [start for start in dict.fromkeys(starts) if start != self.rows.baseline]
@@ -587,7 +591,7 @@ def _lossy(deployment: Deployment) -> Lossy:
 
 
 def _with_change(trial: Trial, one: Deployment, before: Deployment, after: Deployment) -> Deployment:
-    """A configuration with what changed from one to another changed in it, too."""
+    """Apply the change between two configurations to a third one."""
     settings = dict.fromkeys(one.settings)
     settings = {name: None for name in settings if name not in set(before.settings) - set(after.settings)}
     settings |= dict.fromkeys(name for name in after.settings if name not in before.settings)

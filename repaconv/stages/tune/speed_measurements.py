@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 # Measurements in rounds with the baseline: on this machine, or on a worker
 
 Measurer = Callable[..., Mapping[str, Ratio | str]]
-"""Takes (reference, graphs by name, rounds, image_size=), returns by name the speedup over the reference, or why there
-is none."""
+"""Takes (reference, graphs by name, rounds, image_size=) and returns, by name, the speedup over the reference, or the
+reason why there is none."""
 Found = Mapping[Deployment, Ratio | str]
 """The ratio of each configuration, or why it was not measured."""
 
@@ -106,10 +106,10 @@ class LocalMeasurement:
             self._load(self.baseline, set())
 
     def _load(self, deployment: Deployment, known: set[Deployment]) -> tuple[Session, Feeds]:
-        """Load a configuration, and its inputs; the first time its memory is measured and its outputs are checked.
+        """Load a configuration and its inputs; the first load measures its memory and checks its outputs.
 
         Raises:
-            Refused: If its outputs are not the baseline's, or cannot tell; or see `open_deployment`.
+            Refused: If its outputs differ from the baseline's, or no batch decides; or see `open_deployment`.
         """
         from repaconv.benchmark.system_monitor import PeakMemory
 
@@ -191,7 +191,7 @@ WARMUP_ROUNDS, SETTLING_ROUNDS = 2, 3
 
 @dataclass
 class MeasurementCosts:
-    """Predicts how long measurements take, from those of this network so far.
+    """Predicts how long measurements take, from the measurements of this network so far.
 
     Attributes:
         baseline: The configuration that runs in every round.
@@ -230,7 +230,7 @@ class MeasurementCosts:
         alike: dict[Deployment, float] = {}
         for each, timed in self.timings.items():
             if self._written_alike(each, deployment):
-                alike.setdefault(self._plain(each), timed.prepare_s)  # the first one has written the graph
+                alike.setdefault(self._plain(each), timed.prepare_s)  # the first configuration wrote the graph
         return sum(alike.values()) / len(alike) if alike else self._usual_s(deployment)
 
     def _written_alike(self, timed: Deployment, other: Deployment) -> bool:
@@ -258,7 +258,7 @@ class MeasurementCosts:
         return seconds[0] + seconds[1] * self.macs / 1e9
 
     def _plain(self, deployment: Deployment) -> Deployment:
-        """The configuration without what its graph does not depend on."""
+        """The configuration without the fields that do not change its graph."""
         return deployment.model_copy(update={"settings": (), "threads": 1, "streams": 1, "batch": 1})
 
 

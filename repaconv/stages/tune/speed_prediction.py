@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 RECORDS = Path(__file__).with_name("recorded_speedups.json")
 """Measured speedups of the published sizes and of the small trained networks; the file names its source."""
 
-# Standard deviations of the logarithm of the speedup, of the part of two configurations' effects that is common to them
-# if they have the first-named thing in common. Those of runtimes, precisions and quantizers are the ones under which
-# the records are most likely if each network in turn is predicted from the others (benchmarks/tuning_records.py). But
-# with the most likely TRIAL_OWN, 0.04, records of many transformers make the search too sure of what a convolutional
-# network does. Replayed on all recorded grids, it ends at 0.9992 of the best with 0.08, and at 0.9976 with 0.04.
+# Standard deviations of the parts of an effect, in the logarithm of the speedup. Two configurations share a part if
+# they have its first-named property in common. The values for runtimes, precisions and quantizers make the records most
+# likely when each network in turn is predicted from the others (benchmarks/tuning_records.py). TRIAL_OWN is larger than
+# its most likely value, 0.04, with which records of many transformers make the search too sure about convolutional
+# networks. Replayed on all recorded grids, the search ends at 0.9992 of the best with 0.08, and at 0.9976 with 0.04.
 PRECISION, PRECISION_BY_SIZE, PRECISION_OWN = 0.3, 0.3, 0.1
 RUNTIME_BY_SIZE, RUNTIME_OWN = 0.1, 0.05
 TRIAL, TRIAL_BY_SIZE, TRIAL_OWN = 0.05, 0.25, 0.08
@@ -44,13 +44,13 @@ CONCURRENCY_OWN = 0.4
 REWRITE, REWRITE_OWN, REWRITE_OF_TRIAL = 0.01, 0.015, 0.01
 FP32_LAYERS = 0.1
 UNEXPLAINED = 0.01
-"""What is left of a configuration when all effects are summed up."""
+"""The part of a configuration's speedup that no effect explains."""
 SIMILAR_SIZE_DECADES = 0.5
-"""Networks are alike in size if their MACs differ by less than that many powers of ten."""
+"""Networks count as similar in size if their MACs differ by less than this many powers of ten."""
 MOST_OF_ONE = 20
-"""Configurations of an earlier search that count."""
+"""Most configurations of one earlier search that are used."""
 ROUND_NOISE = 0.03
-"""Least relative error of one round: that of a measurement shrinks with the square root of its rounds."""
+"""Least relative error of one round; a measurement's error shrinks with the square root of its rounds."""
 
 
 class Observation(NamedTuple):

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 
 MOST_EARLIER_SEARCHES = 12
-"""Earlier searches whose measurements count."""
+"""Most earlier searches whose measurements are used."""
 
 
 # Cached results: a path by everything that they depend on
@@ -101,7 +101,7 @@ def rewrite_packages(names: Sequence[str]) -> dict[str, str]:
 
 
 def image_dependencies(options: TuneOptions, source_model: SourceModel) -> dict[str, Any]:
-    """Return what a result also depends on if images are given: the weights, and the images by their hashes."""
+    """The further dependencies of a result if images are given: the weights, and the images by their hashes."""
     from repaconv.verification.image_files import image_files
 
     folded, images = source_model.folded, Path(options.images or "")
@@ -114,7 +114,7 @@ def image_dependencies(options: TuneOptions, source_model: SourceModel) -> dict[
 
 
 def loss_dependencies(options: TuneOptions, source_model: SourceModel) -> dict[str, Any]:
-    """Return what a result with lower precision depends on in addition to its images."""
+    """The further dependencies of a result with lower precision, in addition to its images."""
     from repaconv.benchmark.machine_fingerprint import version_of
 
     return {
@@ -186,10 +186,10 @@ class _Plan(NamedTuple):
     Attributes:
         given: The images for lower precision.
         checked: The user's images or inputs, on some of which outputs are compared.
-        fixed_size: The image size that was asked for.
+        fixed_size: The requested image size; None if the graph's own, or none, was requested.
         known: File of the cached result.
         measured: File of the log of measurements.
-        again: Whether a cached result is ignored.
+        again: Whether cached results are ignored.
     """
 
     options: TuneOptions
@@ -314,7 +314,7 @@ def _images_for_check(options: TuneOptions, source_model: SourceModel) -> Inputs
     """The images or inputs on which outputs are compared in a search that allows no loss; None if none are given.
 
     Raises:
-        UsageProblem: If both kinds are given, they are of another size than the network's, or it takes no such.
+        UsageProblem: If both kinds are given, their size is not the network's, or the network does not take them.
     """
     if not (options.inputs or options.images):
         return None
@@ -361,7 +361,7 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
 
 
 def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
-    """Search: the fastest allowed configuration, and all that were considered."""
+    """Search for the fastest allowed configuration; the result lists all that were considered."""
     from repaconv.stages.tune.search import search, search_exhaustively
 
     graphs = Candidates(
@@ -392,7 +392,7 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
         return graphs.mixed(trial) if measurements.time_left() else []
 
     def work(way: Deployment) -> int:
-        """MACs; when the time is over they are not counted, since counting takes a while for a large network."""
+        """MACs; 1 when the time is over, since counting takes a while for a large network."""
         return graphs.macs(way) if measurements.time_left() else 1
 
     evaluation = LossEvaluation(graphs, baseline, Budget.of(plan.options), here, progress)
@@ -447,7 +447,7 @@ def _trials(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> 
 
 
 def _measurement(plan: _Plan, graphs: Candidates, baseline: Deployment) -> LocalMeasurement | WorkerMeasurement:
-    """Return what measures configurations and the baseline: this machine or a cluster."""
+    """The source of measurements of configurations and the baseline: this machine or a cluster."""
     sound = OutputCheck(graphs, baseline, plan.checked)
     if plan.measurer is not None:
         return WorkerMeasurement(graphs, sound, baseline, plan.measurer, graphs.image_size)

@@ -123,7 +123,7 @@ def test_bench_on_a_card_that_is_not_here_is_refused(target, folded, repaconv):
 def test_a_card_whose_memory_does_not_suffice_says_how_many_images_it_was(told):
     with pytest.raises(EnvironmentProblem, match="too small for a batch of 2048 images") as raised, within_memory(2048):
         raise RuntimeError(told)
-    assert raised.value.code == "card.memory"
+    assert raised.value.code == "gpu.memory"
     with pytest.raises(RuntimeError, match="misaligned"), within_memory(2048):
         raise RuntimeError("CUDA error: misaligned address")
 

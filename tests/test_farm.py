@@ -145,7 +145,7 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
         killed = []
 
         def watch(what: str, done: int, _total: int) -> None:
-            if what == "farm" and done == 1 and not killed:
+            if what == "benchmark jobs" and done == 1 and not killed:
                 killed.append("b")
                 cluster.kill("b")
 

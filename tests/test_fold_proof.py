@@ -319,7 +319,7 @@ def test_a_graph_of_which_nothing_could_be_compared_is_refused(repaconv):
     onnx.save(net_of(rows, WEIGHTS | {"low": np.array(-1e9)}, GIVEN, {"y": F}), "dead.onnx")
     code, _, err = repaconv("fold", "dead.onnx")
     assert code == 4
-    assert "fold.not-proved" in err
+    assert "fold.not-verified" in err
     assert "changes too little between the inputs" in err
     assert "--inputs FILE.npz" in err
     assert not Path("repaconv-out").exists()
@@ -345,7 +345,7 @@ def test_a_fold_of_which_nothing_could_be_compared_is_written_with_force_as_not_
         onnx.save(model, "open.onnx")
         out = f"run{number}"
         code, _, err = repaconv("fold", "open.onnx", "-o", out)
-        assert (code, "fold.not-proved" in err, "--force" in err, Path(out).exists()) == (4, True, True, False)
+        assert (code, "fold.not-verified" in err, "--force" in err, Path(out).exists()) == (4, True, True, False)
         code, said, _ = repaconv("fold", "open.onnx", "-o", out, "--force")
         assert code == 5
         assert "overridden: fold not verified" in said

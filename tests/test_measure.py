@@ -445,7 +445,7 @@ def test_what_disturbs_a_card_is_named(moment, verdict, told):
     found = quality({"a": np.full(50, 3.0)}, watched, compared=None, stable=True)
     assert found.verdict == verdict
     assert told in "; ".join(found.reasons)
-    assert RESTING.values()["card W"] == 310.0
+    assert RESTING.values()["GPU W"] == 310.0
 
 
 def test_scheduling_is_put_back_and_a_refusal_is_told(monkeypatch):
@@ -681,6 +681,12 @@ def test_a_processor_is_known_by_what_its_maker_counts(tmp_path, told, number):
     machine = {"cpu": "AMD EPYC", "family": "avx512-bf16", "cores": 2, "system": "Linux 6 x86_64"}
     old, new = machine_key(machine), machine_key({**machine, "cpu_number": number})
     assert (old == new) == (number is None)
+
+
+def test_a_machine_is_compared_by_its_gpu_also_if_release_0_1_described_it():
+    machine, gpu = {"cpu": "AMD EPYC", "cores": 2, "system": "Linux 6 x86_64"}, {"name": "NVIDIA L4"}
+    keys = {machine_key(machine), machine_key({**machine, "gpu": gpu}), machine_key({**machine, "card": gpu})}
+    assert keys == {"AMD EPYC, 2 cores, Linux x86_64", "NVIDIA L4, AMD EPYC, 2 cores, Linux x86_64"}
 
 
 def test_caches_and_what_a_container_may_take(tmp_path):

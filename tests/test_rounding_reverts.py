@@ -123,7 +123,7 @@ def test_a_refold_of_which_nothing_can_be_compared_is_reverted_as_well(monkeypat
             return (worse,)
         if unverified:
             return (worse.because("rounding_too_large"),)
-        raise Refused("no output could be compared.", code="fold.not-proved")
+        raise Refused("no output could be compared.", code="fold.not-verified")
 
     monkeypatch.setattr("repaconv.stages.fold.rounding_reverts.verification_links", compared)
     monkeypatch.setattr("repaconv.stages.fold.rounding_reverts.small_values", lambda *_: [])

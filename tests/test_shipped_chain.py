@@ -17,7 +17,7 @@ from repaconv.stages.shared.target_lookup import load_target
 
 ENVIRONMENT, INCONCLUSIVE = 3, 5
 HERE = ("x86-64", "x86-64-openvino", "cpu-torch", "cpu-torch@compiled")
-ABSENT = {"runtime.missing", "card.missing", "build.elsewhere", "bench.elsewhere"}
+ABSENT = {"runtime.missing", "gpu.missing", "build.elsewhere", "bench.elsewhere"}
 """No such runtime, or no such device."""
 INT8 = ("x86-64", "x86-64-openvino")
 

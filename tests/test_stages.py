@@ -201,7 +201,7 @@ def test_what_no_row_of_the_certificate_proves_is_as_trained(monkeypatch):
                 patch.setattr(blockwise_vit, name, function)
             with pytest.raises(GateFailed) as caught:
                 rc.fold("c.pth", num_heads=3)
-        assert (caught.value.code, Path("repaconv-out").exists()) == ("fold.not-proved", False)
+        assert (caught.value.code, Path("repaconv-out").exists()) == ("fold.not-verified", False)
     assert rc.fold("c.pth", num_heads=3).verdict == "passed"
 
 

@@ -353,7 +353,7 @@ def test_a_job_says_what_is_measured_and_nothing_of_this_machine(tmp_path, monke
     for wrong in ({**job, "models": []}, {**job, "target": {}}, {**job, "models": elsewhere}, {}):
         with pytest.raises(Refused) as caught:
             run_job(wrong, {sha256: content})
-        assert caught.value.code == "farm.job"
+        assert caught.value.code == "remote.job"
     with pytest.raises(Refused, match="changed in transit"):
         run_job(job, {})
     with pytest.raises(ZeroDivisionError):

@@ -439,7 +439,7 @@ def test_what_workers_do_not_measure_is_refused_or_skipped():
     checkpoint, sent = saved("first.pth", 1), []
     for target, objective, code in (
         ("x86-64", "throughput", "tune.objective"),
-        ("cpu-torch", "latency", "farm.no-graph"),
+        ("cpu-torch", "latency", "remote.no-graph"),
     ):
         with pytest.raises(UsageProblem) as refused:
             package.tune(checkpoint, settings=SET, measurer=all_equal, target=target, objective=objective)

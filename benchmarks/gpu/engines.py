@@ -52,7 +52,7 @@ def _require_its_card(target: str) -> None:
     card = require_gpu("TensorRT-RTX")
     if card.capability != wanted:
         told = f"the engine is for compute capability {wanted}, the {card.name} has {card.capability}"
-        raise EnvironmentProblem(f"{told}.", code="card.other")
+        raise EnvironmentProblem(f"{told}.", code="gpu.other")
 
 
 def _opened(step: Step, path: Path, folder: Path) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _batches(sessions: Mapping[str, Any], images: Any) -> Iterator[dict[str, Any
         try:
             yield timed(sessions, images[np.arange(batch) % len(images)])
         except EnvironmentProblem as problem:
-            if problem.code != "card.memory":
+            if problem.code != "gpu.memory":
                 raise
             yield {"batch": batch, "why": problem.message}
             return

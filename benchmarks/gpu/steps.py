@@ -25,7 +25,7 @@ def measured(step: Step, folder: Path) -> dict[str, Any]:
         try:
             return {**_row(step, folder, batch), "notes": notes}
         except EnvironmentProblem as problem:
-            if problem.code != "card.memory" or batch == 1:
+            if problem.code != "gpu.memory" or batch == 1:
                 raise
             notes.append(problem.message)
         batch //= 2

@@ -34,7 +34,7 @@ class GpuState(NamedTuple):
     def values(self) -> dict[str, float]:
         """Return the values by name and unit."""
         named = {"MHz": self.sm_mhz, "memory MHz": self.memory_mhz, "C": self.celsius, "W": self.watts}
-        return {f"card {unit}": float(value) for unit, value in named.items() if value is not None}
+        return {f"GPU {unit}": float(value) for unit, value in named.items() if value is not None}
 
 
 def sample_gpu() -> GpuState | None:

@@ -33,7 +33,7 @@ def fingerprint(cores: tuple[int, ...], *, gpu: bool = False) -> dict[str, Any]:
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "container": limits(),
         **({"board": board} if (board := jetson()) else {}),
-        **({"card": describe_gpu()} if gpu else {}),
+        **({"gpu": describe_gpu()} if gpu else {}),
         "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "memory_gib": _memory_gib(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -116,7 +116,8 @@ def machine_key(machine: Mapping[str, Any]) -> str:
     which rewrite preset is fastest. The key therefore includes ISA level and CPU number.
     """
     system = str(machine.get("system")).split(" ")
-    gpu = f"{machine['card'].get('name')}, " if machine.get("card") else ""
+    described = machine.get("gpu") or machine.get("card")  # "card" is its name in results of release 0.1
+    gpu = f"{described.get('name')}, " if described else ""
     of_family = f" ({machine['family']})" if machine.get("family") else ""
     number = f" {machine['cpu_number']}" if machine.get("cpu_number") else ""
     return f"{gpu}{machine.get('cpu')}{number}{of_family}, {machine.get('cores')} cores, {system[0]} {system[-1]}"

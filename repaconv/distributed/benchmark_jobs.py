@@ -83,7 +83,7 @@ def _parsed(job: Mapping[str, Any]) -> tuple[Job, Target]:
         raise Refused(
             f"the job is not understood by this version: {first_line(error)}.",
             hint="Install the same version of repaconv on both machines.",
-            code="farm.job",
+            code="remote.job",
         ) from error
 
 
@@ -101,7 +101,7 @@ def checked_result(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
         raise Refused(
             f"the answer is not a measurement that this version understands: {str(error).splitlines()[0]}.",
             hint="Install the same version of repaconv on both machines.",
-            code="farm.answer",
+            code="remote.answer",
         ) from error
     options, device = job.options, Target.model_validate(job.target)
     protocol = protocol_named(options.protocol)
@@ -129,7 +129,7 @@ def checked_result(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
             raise Refused(
                 f"the answer belongs to another request: its {what} is {measured[what]}, but {value} was requested.",
                 hint="The answer was discarded. Install the same version of repaconv on all machines.",
-                code="farm.answer",
+                code="remote.answer",
             )
     return found
 
@@ -156,7 +156,7 @@ def _cached_model(model: Model, contents: Mapping[str, bytes]) -> Path:
             raise Refused(
                 f"the model {model.name} was changed in transit: its hash differs from that of the file that was sent.",
                 hint="Send it again. If it happens again, check the connection.",
-                code="farm.hash",
+                code="remote.hash",
             )
         write_bytes(path, content)
     return path

@@ -46,7 +46,7 @@ def tls_security(options: ClusterOptions | WorkerOptions) -> Any:
         raise EnvironmentProblem(
             "TLS needs three files: the certificate authority, the certificate and its key.",
             hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
-            code="farm.tls",
+            code="remote.tls",
         )
     from distributed.security import Security
 
@@ -96,7 +96,7 @@ def connect(cluster: ClusterOptions) -> Iterator[Any]:
         raise EnvironmentProblem(
             f"the scheduler {scheduler} requires TLS, and no certificates were given.",
             hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
-            code="farm.tls",
+            code="remote.tls",
         )
     with silence_logging_cmgr("CRITICAL"):  # errors are reported by our own messages
         try:
@@ -153,12 +153,12 @@ def run_jobs(
         for job in jobs
     }
     found: list[JobOutcome] = []
-    progress("farm", 0, len(jobs))
+    progress("benchmark jobs", 0, len(jobs))
     for future in as_completed(list(futures), loop=client.loop):
         result = _outcome(client, futures[future], future, sent[futures[future].id].id)
         found.append(result)
         landed(result)
-        progress("farm", len(found), len(jobs))
+        progress("benchmark jobs", len(found), len(jobs))
     options = {job.id: place for place, job in enumerate(jobs)}
     return sorted(found, key=lambda each: options[each.job.id])
 
@@ -210,7 +210,7 @@ def _require_worker(client: Any, target: str, wait_s: float) -> None:
                 hint=(
                     f"Start one on the device: repaconv worker --target {target} --scheduler {client.scheduler.address}"
                 ),
-                code="farm.no-worker",
+                code="remote.no-worker",
             )
         time.sleep(POLL_S)
 
@@ -251,7 +251,7 @@ def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:
     return EnvironmentProblem(
         f"no answer from the scheduler {scheduler}: {first_line(error)}.",
         hint="Start one with `dask scheduler`. If it uses TLS, give --tls-ca, --tls-cert and --tls-key.",
-        code="farm.unreachable",
+        code="remote.unreachable",
     )
 
 
@@ -280,6 +280,6 @@ def require_result(landed: JobOutcome) -> BenchArtefact:
         raise Refused(
             f"the job for {landed.job.target['name']} failed on {landed.worker or 'its worker'}: {landed.problem}.",
             hint="See the worker's log. A job is given up after it ended several workers.",
-            code="farm.failed",
+            code="remote.failed",
         )
     return landed.result

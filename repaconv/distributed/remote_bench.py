@@ -92,13 +92,13 @@ def _models_to_send(run: run_folder.Run, options: BenchOptions, progress: Progre
         raise UsageProblem(
             f"{options.target} runs PyTorch modules in memory, which are not sent to workers.",
             hint="Measure on that machine itself, or give a target that runs ONNX models.",
-            code="farm.no-graph",
+            code="remote.no-graph",
         )
     if known.export.artefact.data is not None:
         raise UsageProblem(
             "a model above 2 GiB is not sent to workers.",
             hint="Run bench on that machine itself.",
-            code="farm.too-large",
+            code="remote.too-large",
         )
     return known, known.export
 
@@ -164,7 +164,7 @@ def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress:
             raise EnvironmentProblem(
                 f"{host} cannot run the bundle: {words}.",
                 hint="Bundle for the JetPack version of the board; `repaconv targets` lists them.",
-                code="farm.board",
+                code="remote.board",
             )
         gone, _ = _ssh(host, f"test -f {folder}/result.tar.gz", may_fail=True)
         if gone or code not in (0, 1, 5):  # wrong outputs and a failed build have a result
@@ -174,7 +174,7 @@ def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress:
             raise EnvironmentProblem(
                 f"the bundle gave no result on {host} (exit code {code}): {late}.",
                 hint="Run it there manually to see why: `repaconv bundle`, then its README.txt.",
-                code="farm.board-failed",
+                code="remote.board-failed",
             )
         progress(f"bring back from {host}", 0, 0)
         write_payload(result, _ssh_bytes(host, f"cat {folder}/result.tar.gz"))
@@ -211,7 +211,7 @@ def _ssh_bytes(host: str, command: str) -> bytes:
 def _ssh_command(host: str, command: str) -> list[str]:
     """Return the ssh command line. BatchMode disables prompts, which cannot be answered here."""
     if host.startswith("-"):
-        raise UsageProblem(f"{host!r} is not a host name.", hint="E.g. --host nvidia@orin.", code="farm.host")
+        raise UsageProblem(f"{host!r} is not a host name.", hint="E.g. --host nvidia@orin.", code="remote.host")
     return ["ssh", "-o", "BatchMode=yes", host, "sh", "-c", shlex.quote(command)]
 
 
@@ -219,5 +219,5 @@ def _ssh_error(host: str, why: str, code: int) -> EnvironmentProblem:
     return EnvironmentProblem(
         f"ssh to {host} failed (exit code {code}): {why or 'it gave no reason'}.",
         hint=f"`ssh {host} true` must work without a prompt; configure the connection in your ssh config.",
-        code="farm.unreachable",
+        code="remote.unreachable",
     )

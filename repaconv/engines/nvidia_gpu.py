@@ -40,7 +40,7 @@ def require_gpu(engine: str) -> Gpu:
         raise EnvironmentProblem(
             f"{engine} needs an NVIDIA GPU, and none was found: {why}.",
             hint="Run it on a machine with a GPU. --target cpu-torch and --target x86-64 measure this machine.",
-            code="card.missing",
+            code="gpu.missing",
         )
     return found
 
@@ -60,7 +60,7 @@ def within_memory(images: int) -> Iterator[None]:
         raise EnvironmentProblem(
             f"the GPU memory is too small for a batch of {images} images.",
             hint="Use a smaller batch size.",
-            code="card.memory",
+            code="gpu.memory",
         ) from error
 
 

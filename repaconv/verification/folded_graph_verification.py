@@ -142,7 +142,7 @@ def verification_links(
             hint="Nothing was verified, so nothing was written. Give inputs on which the outputs differ with --inputs "
             "FILE.npz, or a graph whose outputs are tensors of numbers that depend on its inputs. --force writes the "
             "fold as not verified.",
-            code="fold.not-proved",
+            code="fold.not-verified",
         )
     links += _links_in_half_precision(source, before, after) if labels[1] == FOLDED else ()
     for graph in (before, after):

@@ -173,7 +173,7 @@ def measure_models(plan: Plan, progress: Progress) -> BenchMeasurement:
         try:
             return _measure_batch(plan, batch, progress)
         except EnvironmentProblem as problem:
-            if problem.code != "card.memory" or not of_paper or batch == 1:
+            if problem.code != "gpu.memory" or not of_paper or batch == 1:
                 raise
             batch //= 2
 

@@ -75,7 +75,7 @@ def _require_covered(part: FoldedPart, trained: Reading) -> None:
                 f"the folded tensor {name} differs from the trained one, and no row of the certificate covers it; "
                 "nothing was written.",
                 hint="This is a defect of the method; please report it with the output of `repaconv inspect`.",
-                code="fold.not-proved",
+                code="fold.not-verified",
                 module=name.rpartition(".")[0],
             )
 

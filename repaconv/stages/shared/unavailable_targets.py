@@ -32,7 +32,7 @@ def why_not_here(device: Target) -> str:
             require_gpu(engine.name)
         engine.version()
     except EnvironmentProblem as problem:
-        away = device.compute_capability or problem.code == "card.missing"
+        away = device.compute_capability or problem.code == "gpu.missing"
         return problem.message.rstrip(".") if away else ""
     return ""
 

@@ -101,7 +101,7 @@ def _require_on_cluster(options: TuneOptions, device: Target, asked: set[str]) -
         raise UsageProblem(
             f"{device.name} runs PyTorch modules in memory, which are not sent to workers.",
             hint="Tune on that machine itself, or give a target that runs ONNX models.",
-            code="farm.no-graph",
+            code="remote.no-graph",
         )
     if options.objective != LATENCY:
         raise UsageProblem(

@@ -12,7 +12,7 @@ from conftest import SHARED, one_quick
 from oracle import gelu
 
 import repaconv as rc
-from repaconv.backbones.ffn_skeleton import Ffn
+from repaconv.backbones.ffn_replacement_interface import Ffn
 from repaconv.core.errors import Refused
 from repaconv.methods.repavit import METHOD
 from repaconv.methods.repavit.active_channels import ClaimedIdleRatio, ResidualTest

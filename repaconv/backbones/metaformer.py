@@ -2,7 +2,7 @@
 
 A method provides the training blocks; without one the deploy form is built. Tensor names are those of the official
 PoolFormer and RIFormer listings: ``patch_embed.proj``, ``network.<even>`` for stages, ``network.<odd>.proj`` for
-downsampling, ``norm``, ``head``. `PoolFormerSkeleton` is a PoolFormer around the FFNs of RePaViT.
+downsampling, ``norm``, ``head``. `PoolFormerFfnReplacement` is a PoolFormer with the FFNs of RePaViT.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
-from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, stage_and_index, stage_depths
+from repaconv.backbones.ffn_replacement_interface import Ffn, MlpFactory, stage_and_index, stage_depths
 from repaconv.backbones.registered_backbone import Backbone
 from repaconv.backbones.shared_layers import ActivationKind, ConvMlp, IdleConvMlp, Norm, NormKind, NormThenScale
 from repaconv.backbones.tensor_names import classes_of, weight_of
@@ -204,8 +204,8 @@ class PoolMixerBlock(nn.Module):
 
 
 @dataclass(frozen=True)
-class PoolFormerSkeleton:
-    """A PoolFormer around its FFNs; see `Skeleton`.
+class PoolFormerFfnReplacement:
+    """A PoolFormer whose FFNs are replaced; see `FfnReplacement`.
 
     Attributes:
         frame: The configuration, without activated channels.
@@ -256,7 +256,7 @@ class PoolFormerSkeleton:
 
 def read_poolformer(
     tensors: dict[str, Tensor], ffns: Sequence[Ffn], reader: SettingsReader, args: Mapping[str, Any]
-) -> PoolFormerSkeleton:
+) -> PoolFormerFfnReplacement:
     """Read a PoolFormer around its FFNs.
 
     Raises:
@@ -293,7 +293,7 @@ def read_poolformer(
     reader.facts += [
         Fact(name=name, value=list(getattr(frame, name)), source="shapes") for name in ("layers", "widths", "hidden")
     ]
-    return PoolFormerSkeleton(frame, any(name.endswith("layer_scale_1") for name in tensors))
+    return PoolFormerFfnReplacement(frame, any(name.endswith("layer_scale_1") for name in tensors))
 
 
 def read_pool_size(reader: SettingsReader, widths: Sequence[int], published: Mapping[int, int]) -> int:

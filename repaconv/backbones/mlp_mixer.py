@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
-from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn
+from repaconv.backbones.ffn_replacement_interface import Ffn, MlpFactory, deploy_ffn
 from repaconv.backbones.registered_backbone import Backbone
 from repaconv.backbones.shared_layers import ActivationKind, activation
 from repaconv.backbones.tensor_names import classes_of, weight_of
@@ -143,8 +143,8 @@ BACKBONE = Backbone("mixer", MixerConfig, Mixer)
 
 
 @dataclass(frozen=True)
-class MixerSkeleton:
-    """An MLP-Mixer around its channel FFNs; see `Skeleton`.
+class MixerFfnReplacement:
+    """An MLP-Mixer whose channel FFNs are replaced; see `FfnReplacement`.
 
     Attributes:
         frame: The configuration, without channel MLPs.
@@ -187,7 +187,7 @@ class MixerSkeleton:
 
 def read_mixer(
     tensors: dict[str, Tensor], ffns: Sequence[Ffn], reader: SettingsReader, args: Mapping[str, Any]
-) -> MixerSkeleton:
+) -> MixerFfnReplacement:
     """Read an MLP-Mixer around its channel FFNs; the number of tokens follows from the token MLPs.
 
     Raises:
@@ -220,4 +220,4 @@ def read_mixer(
         token_eps=reader.take("token_eps", small, 1e-5),
         norm_eps=reader.take("norm_eps", small, 1e-6),
     )
-    return MixerSkeleton(frame, tuple(ffn.hidden for ffn in ffns))
+    return MixerFfnReplacement(frame, tuple(ffn.hidden for ffn in ffns))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
-from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn, stage_and_index, stage_depths
+from repaconv.backbones.ffn_replacement_interface import Ffn, MlpFactory, deploy_ffn, stage_and_index, stage_depths
 from repaconv.backbones.registered_backbone import Backbone
 from repaconv.backbones.shared_layers import ActivationKind
 from repaconv.backbones.tensor_names import classes_of, weight_of
@@ -261,8 +261,8 @@ BACKBONE = SwinBackbone("swin", SwinConfig, Swin)
 
 
 @dataclass(frozen=True)
-class SwinSkeleton:
-    """A Swin transformer around its FFNs; see `Skeleton`.
+class SwinFfnReplacement:
+    """A Swin transformer whose FFNs are replaced; see `FfnReplacement`.
 
     Attributes:
         frame: The configuration; its FFNs are placeholders.
@@ -324,7 +324,7 @@ class SwinSkeleton:
 
 def read_swin(
     tensors: dict[str, Tensor], ffns: Sequence[Ffn], reader: SettingsReader, args: Mapping[str, Any]
-) -> SwinSkeleton:
+) -> SwinFfnReplacement:
     """Read a Swin transformer around its FFNs.
 
     Window and heads follow from shapes, and so does the image size if windows are shifted.
@@ -368,7 +368,7 @@ def read_swin(
         Fact(name=name, value=list(v) if isinstance(v, tuple | list) else v, source="shapes")
         for name, v in known.items()
     ]
-    return SwinSkeleton(frame, tuple(hidden))
+    return SwinFfnReplacement(frame, tuple(hidden))
 
 
 def _masked(tensors: Mapping[str, Tensor], patch: int, windows: Sequence[int]) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repaconv.backbones.ffn_skeleton import Ffn
+from repaconv.backbones.ffn_replacement_interface import Ffn
 from repaconv.backbones.vit_training_blocks import PlainBlock
 from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.finetuning.nondeep_branches import require_plain_mlp

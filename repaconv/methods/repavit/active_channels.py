@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repaconv.backbones.ffn_skeleton import Ffn
+from repaconv.backbones.ffn_replacement_interface import Ffn
 from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
 from repaconv.method_api.settings import SettingsReader, one_of

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.activation_setting import read_activation
-from repaconv.backbones.ffn_skeleton import Ffn, Skeleton
+from repaconv.backbones.ffn_replacement_interface import Ffn, FfnReplacement
 from repaconv.backbones.metaformer import read_poolformer
 from repaconv.backbones.mlp_mixer import read_mixer
 from repaconv.backbones.shared_layers import ActivationKind
 from repaconv.backbones.swin import read_swin
 from repaconv.backbones.tensor_names import in_float64, official_names, weight_of
-from repaconv.backbones.vit_ffn_skeleton import read_vit
+from repaconv.backbones.vit_ffn_replacement import read_vit
 from repaconv.checkpoints import Checkpoint, require_sound
 from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
@@ -46,7 +46,7 @@ class Family:
 
     backbone: str
     ffn: re.Pattern[str]
-    read: Callable[[dict[str, Tensor], Sequence[Ffn], SettingsReader, Mapping[str, Any]], Skeleton]
+    read: Callable[[dict[str, Tensor], Sequence[Ffn], SettingsReader, Mapping[str, Any]], FfnReplacement]
     rule: Rule
     conv: bool = False
 
@@ -110,24 +110,24 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RePaViTReading:
     family, ffns = read_ffns(tensors)
     reader = SettingsReader(settings)
     args = mapping_at(checkpoint.record, "args")
-    skeleton = family.read(tensors, ffns, reader, args)
+    ffn_replacement = family.read(tensors, ffns, reader, args)
     eps = reader.take("bn_eps", small, 1e-5)
     act = read_activation(checkpoint.record, reader)
     claim = read_claim(args, reader, rule=family.rule)
     active = active_channels(ffns, claim, family.rule, eps, act, checkpoint, reader)
-    preprocessing = preprocessing_of(checkpoint.record, {}, reader, skeleton.image_size)
+    preprocessing = preprocessing_of(checkpoint.record, {}, reader, ffn_replacement.image_size)
     reader.done()
     scaled = any(".ls1." in name or ".ls2." in name or "layer_scale" in name for name in tensors)
     reading = RePaViTReading(
         backbone=family.backbone,
-        config=skeleton.config(active, act),
+        config=ffn_replacement.config(active, act),
         tensors=tensors,
         names=names,
         facts=(*reader.facts, *unused),
         preprocessing=preprocessing,
         applied=("layer scale",) if scaled or any("ls" in ffn.block for ffn in ffns) else (),
         family=family,
-        skeleton=skeleton,
+        ffn_replacement=ffn_replacement,
         ffns=ffns,
         active=active,
         eps=eps,
@@ -143,7 +143,7 @@ class RePaViTReading(Reading):
 
     Attributes:
         family: Its network family.
-        skeleton: The network around the FFNs.
+        ffn_replacement: The network whose FFNs are replaced.
         ffns: The FFNs, in the order of the network.
         active: A of every FFN.
         eps: eps of the FFNs' BatchNorms.
@@ -151,7 +151,7 @@ class RePaViTReading(Reading):
     """
 
     family: Family
-    skeleton: Skeleton
+    ffn_replacement: FfnReplacement
     ffns: tuple[Ffn, ...]
     active: tuple[int, ...]
     eps: float
@@ -172,24 +172,24 @@ class RePaViTReading(Reading):
 
     def module(self) -> nn.Module:
         """The family's network with `ChannelIdleMlp` in it."""
-        return self.skeleton.build_training(self.config, self.mlp).eval()
+        return self.ffn_replacement.build_training(self.config, self.mlp).eval()
 
     def parts(self) -> Iterator[FoldedPart]:
         """Yield the blocks, then the family's other modules."""
         for index in range(len(self.ffns)):
             yield self._block(index)
-        yield from self.skeleton.fold_outside_blocks(self.config, self.tensors)
+        yield from self.ffn_replacement.fold_outside_blocks(self.config, self.tensors)
 
     def _block(self, index: int) -> FoldedPart:
         ffn, a = self.ffns[index], self.active[index]
         prefix = self.family.block_of(ffn)
         inside = ffn.prefix.removeprefix(prefix)
         block = in_float64(under_prefix(self.tensors, prefix))
-        other_parts, descriptions, scale = self.skeleton.fold_other_parts(block, index)
+        other_parts, descriptions, scale = self.ffn_replacement.fold_other_parts(block, index)
         mlp = ffn_weights(fold_ffn(under_prefix(block, inside), a, self.eps, scale), conv=self.family.conv)
         folded = {**other_parts, **{f"{inside}{name}": weight for name, weight in mlp.items()}}
         with torch.device("meta"):
-            trained, deploy, shape = self.skeleton.block_pair(self.config, index, self.mlp)
+            trained, deploy, shape = self.ffn_replacement.block_pair(self.config, index, self.mlp)
         return FoldedPart(
             {f"{prefix}{name}": tensor for name, tensor in folded.items()},
             FoldStep(

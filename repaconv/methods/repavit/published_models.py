@@ -184,14 +184,14 @@ def published(arch: str) -> Published:
     family, ffns = read_ffns(tensors)
     given = {"num_heads": str(sizes.heads[0])} if sizes.family == "plain" else {}
     given |= {"pool_size": str(sizes.extra)} if sizes.family == "poolformer" else {}
-    skeleton = family.read(tensors, ffns, SettingsReader(given), {"input_size": sizes.image_size})
+    ffn_replacement = family.read(tensors, ffns, SettingsReader(given), {"input_size": sizes.image_size})
     active = tuple(sizes.active(sizes.widths.index(ffn.width)) if sizes.idle_ratio < 1 else 0 for ffn in ffns)
     reading = RePaViTReading(
         backbone=family.backbone,
-        config=skeleton.config(active),
+        config=ffn_replacement.config(active),
         tensors=tensors,
         family=family,
-        skeleton=skeleton,
+        ffn_replacement=ffn_replacement,
         ffns=ffns,
         active=active,
         eps=1e-5,

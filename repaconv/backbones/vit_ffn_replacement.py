@@ -1,4 +1,4 @@
-"""A plain vision transformer around its FFNs, for methods that change only the FFNs (RePaViT)."""
+"""A plain vision transformer for methods that replace only the FFNs (RePaViT)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
-from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn
+from repaconv.backbones.ffn_replacement_interface import Ffn, MlpFactory, deploy_ffn
 from repaconv.backbones.shared_layers import ActivationKind
 from repaconv.backbones.tensor_names import weight_of
 from repaconv.backbones.vit import ViT, ViTConfig
@@ -26,8 +26,8 @@ from repaconv.results import ImageSize
 
 
 @dataclass(frozen=True)
-class PlainSkeleton:
-    """A plain ViT around its FFNs; see `Skeleton`.
+class VitFfnReplacement:
+    """A plain ViT whose FFNs are replaced; see `FfnReplacement`.
 
     Attributes:
         sizes: Fields of `ViTConfig` except the blocks.
@@ -96,7 +96,7 @@ class PlainSkeleton:
 
 def read_vit(
     tensors: dict[str, Tensor], ffns: Sequence[Ffn], reader: SettingsReader, args: Mapping[str, Any]
-) -> PlainSkeleton:
+) -> VitFfnReplacement:
     """Read a plain ViT around its FFNs.
 
     The default of ``attn_eps`` is that of the official code: 1e-5 for norms inside the attention, 1e-6 for others.
@@ -113,7 +113,7 @@ def read_vit(
         read_norms(tensors, reader, without=("norm2",)), eps=reader.take("attn_eps", small, 1e-5 if inner else 1e-6)
     )
     weight_of(tensors, "blocks.0.attn.qkv.weight", 2)
-    return PlainSkeleton(
+    return VitFfnReplacement(
         sizes=sizes,
         heads=heads,
         hidden=tuple(ffn.hidden for ffn in ffns),

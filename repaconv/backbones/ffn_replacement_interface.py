@@ -1,7 +1,7 @@
-"""The interface of a network around its FFNs, for methods that change only the FFNs (RePaViT).
+"""The interface for methods that replace only the FFNs of a network (RePaViT).
 
-Such an FFN includes its own norms. Each network family implements `Skeleton` in a file of this package, with a function
-that reads it from a checkpoint.
+Such an FFN includes its own norms. Each network family implements `FfnReplacement` in a file of this package, with a
+function that reads it from a checkpoint.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MlpFactory = Callable[[int], nn.Module]
 """Builds the training FFN of block i, without its shortcut."""
 
 
-class Skeleton(Protocol):
-    """A checkpoint's network around its FFNs. Block indices count through all stages."""
+class FfnReplacement(Protocol):
+    """Builds and folds a checkpoint's network with other FFNs in it. Block indices count through all stages."""
 
     @property
     def image_size(self) -> ImageSize | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import os
@@ -410,9 +411,10 @@ def test_the_package_shows_its_stages_and_results_are_short(tiny):
 
     assert dir(package) == sorted(package.__all__)
     done = package.fold(tiny)
-    assert repr(done) == "<MethodFold passed repaconv-out/tiny/fold.json>"
+    assert repr(done) == str(done) == "<MethodFold passed repaconv-out/tiny/fold.json>"
     assert dict(done.__rich_repr__())["method"] == "riformer"
-    assert repr(package.inspect(tiny)) == "<Inspection method='riformer' form='training'>"
+    inspected = package.inspect(tiny)
+    assert repr(inspected) == str(inspected) == "<Inspection method='riformer' form='training'>"
     assert repr(package.new_recipe(tiny)) == "<NewRecipe recipe='tiny.toml' method='riformer'>"
 
 
@@ -466,6 +468,19 @@ def test_a_report_of_the_gate_without_a_file_is_told_how_to_name_one(repaconv):
     Path("r.toml").write_text('checkpoint = "tiny.pth"')
     code, _, said = repaconv("gate", "r.toml", "--report", "junit")
     assert (code, "hint: E.g. --report junit:gate.xml." in said) == (2, True)
+
+
+def test_inspect_shows_the_hash_to_pin_and_each_fact_once(repaconv, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    weights = plugins.load(plugins.METHODS, "repavit").example("tiny", 0)
+    torch.save({"model": weights, "args": {"num_heads": 2}}, "ckpt.pth")
+    onnx.save(graph([("Relu", "x", "y")], {}, {"x": [1, 3, 8, 8]}), "m.onnx")
+    for name in ("ckpt.pth", "m.onnx"):
+        digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+        code, out, _ = repaconv("inspect", name)
+        assert (code, f"SHA-256 {digest}" in out.splitlines()) == (0, True)
+        rows = [line.split()[0] for line in out.splitlines() if line.split()]
+        assert rows.count("image_size") == (name == "ckpt.pth"), out
 
 
 def test_what_the_file_does_not_tell_is_in_the_next_command_and_in_the_recipe(repaconv):

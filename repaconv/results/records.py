@@ -770,6 +770,10 @@ class Artefact(Record):
         """Return the class, the verdict and the file; all else is in the fields."""
         return f"<{' '.join([type(self).__name__, self.verdict, *self.output_files[-1:]])}>"
 
+    def __str__(self) -> str:
+        """Return `repr`, since pydantic's own text is every field: a screen or more."""
+        return repr(self)
+
     def __rich_repr__(self) -> Iterator[tuple[str, Any]]:
         """Its fields that are one value, for rich's printers."""
         for name, value in self:
@@ -804,3 +808,7 @@ class Result(Record):
     def __repr__(self) -> str:
         """Return the class and the fields that `SHOWN` names."""
         return f"<{' '.join([type(self).__name__, *(f'{name}={getattr(self, name)!r}' for name in self.SHOWN)])}>"
+
+    def __str__(self) -> str:
+        """Return `repr`, as a stored result does."""
+        return repr(self)

@@ -117,8 +117,8 @@ def norms_remain(names: Sequence[str], affine: Sequence[str]) -> Iterator[str]:
         yield f"norms remain, since their statistics depend on the input: {'; '.join(names)}"
     if affine:
         yield (
-            "norms keep their scale and shift, since not only linear layers and unpadded convolutions read them, or "
-            f"since folding it would enlarge the graph: {'; '.join(affine)}"
+            "norms keep their scale and shift, since something other than a linear layer or an unpadded convolution "
+            f"reads them, or since folding them would enlarge the graph: {'; '.join(affine)}"
         )
 
 

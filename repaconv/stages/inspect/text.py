@@ -24,8 +24,9 @@ def show_inspect(done: Inspection | FileInspection) -> None:
 
 def _checkpoint(seen: Inspection) -> None:
     """Print the contents of a checkpoint."""
-    rows = table("", "", "source")
     origin = seen.origin
+    _hash(origin.sha256)
+    rows = table("", "", "source")
     rows.add_row("container", origin.container, f"{origin.bytes:,} bytes")
     rows.add_row("checksums", origin.checksums, "")
     rows.add_row("weights", origin.weights, origin.weights_reason)
@@ -51,9 +52,8 @@ def _checkpoint(seen: Inspection) -> None:
         rows.add_row("form", seen.form, "keys")
     if seen.backbone:
         rows.add_row("backbone", seen.backbone, "")
-    for fact in seen.facts:
-        against = f"; but {fact.against}" if fact.against else ""
-        rows.add_row(fact.name, value(fact.value), f"{fact.source}{against}")
+    for name, shown, source in _facts(seen):
+        rows.add_row(name, shown, source)
     stdout().print(rows)
     if seen.training and seen.deploy:
         if seen.blocks:
@@ -63,8 +63,23 @@ def _checkpoint(seen: Inspection) -> None:
         stdout().print(f"[bold red]cannot be folded:[/] {plain(problem)}")
 
 
+def _hash(digest: str) -> None:
+    """Print the hash on a line of its own, from which it can be copied: a column of a table would break it."""
+    stdout().print(f"SHA-256 {digest}", soft_wrap=True)
+
+
+def _facts(seen: Inspection) -> list[tuple[str, str, str]]:
+    """Return name, value and source of each fact; what two sources say alike is one row that names both."""
+    sources: dict[tuple[str, str], list[str]] = {}
+    for fact in seen.facts:
+        against = f"; but {fact.against}" if fact.against else ""
+        sources.setdefault((fact.name, value(fact.value)), []).append(f"{fact.source}{against}")
+    return [(name, shown, "; ".join(found)) for (name, shown), found in sources.items()]
+
+
 def _file(seen: FileInspection) -> None:
     """Print the facts of an ONNX graph or an engine."""
+    _hash(seen.sha256)
     rows = table("", "", "source")
     rows.add_row("kind", seen.kind, f"{seen.bytes:,} bytes")
     for fact in seen.facts:

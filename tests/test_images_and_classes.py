@@ -84,7 +84,7 @@ DOORS = pytest.mark.parametrize("door", [by_arch, by_onnx])
 def test_a_guessed_image_size_is_said_and_so_is_one_that_is_known(repaconv, tiny):
     own()
     _, out, _ = repaconv("fold", "own.pth", "--arch", "./net.py:build")
-    assert "image size: 224x224 pixels (assumed: nothing says it; --set image_size=N)" in out
+    assert "image size: 224x224 pixels (assumed: not recorded in the checkpoint; --set image_size=N)" in out
     assert "images: preprocessing unknown; for image files give --set mean=... --set std=..." in out
     _, out, _ = repaconv("fold", "own.pth", "--arch", "./net.py:build", "--set", f"image_size={SIZE}")
     assert f"image size: {SIZE}x{SIZE} pixels (from --set image_size)" in out
@@ -122,7 +122,7 @@ def test_what_was_done_to_images_is_printed_wherever_files_are_read(door, repaco
 
 def test_mean_and_std_of_a_graph_are_not_assumed_and_another_size_than_its_own_is_refused(repaconv):
     assert by_onnx(interpolation="box").preprocessing is None
-    with pytest.raises(UsageProblem, match="nothing tells how this network's images are made"):
+    with pytest.raises(UsageProblem, match="the preprocessing of this network is unknown"):
         rc.verify(images=pictures())
     with pytest.raises(Refused, match="takes images of 64 x 64 pixels, not 32 x 32"):
         rc.fold(graph(), settings={"image_size": "32"})

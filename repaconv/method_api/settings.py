@@ -81,9 +81,8 @@ class SettingsReader:
             self.facts.append(fact)
             return value
         value = default if found is None else found
-        silent = f"default of the official code, which {source} leaves" if source else CODE_DEFAULT
         self.facts.append(
-            Fact(name=name, value=value, source=silent if found is None else source, assumed=found is None)
+            Fact(name=name, value=value, source=CODE_DEFAULT if found is None else source, assumed=found is None)
         )
         return value
 

@@ -332,7 +332,7 @@ def _facts(config: RepConvConfig, convs: tuple[int, int], key: BlockKey) -> tupl
         "kernels": (sorted({block.kernel for block in blocks}), "shapes"),
         "groups": (sorted({block.groups for block in blocks}), "shapes: the input's width over the weight's"),
         "squeeze_excite": (f"in {sum(block.squeezed > 0 for block in blocks)} of {len(blocks)} blocks", "keys"),
-        "activation": ("ReLU", "the official code; no tensor tells"),
+        "activation": ("ReLU", "the official code; not recorded in the checkpoint"),
         "classes": (config.classes, "shapes"),
     }
     if not key.deployed:

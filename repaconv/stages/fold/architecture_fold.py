@@ -449,7 +449,7 @@ def _images(arch: Architecture, network: BuiltNetwork, folder: Path | None, read
     from repaconv.sources.library_preprocessing import own_size, pixels_of
 
     said = pixels_of(arch, network.module, folder)
-    usual = Sized(USUAL_SIZE, "nothing says it", assumed=True)
+    usual = Sized(USUAL_SIZE, "not recorded in the checkpoint", assumed=True)
     if size := said.values.get("image_size"):
         usual = Sized(size, said.where)
     if size := own_size(arch.config):

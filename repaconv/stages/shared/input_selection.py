@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Batch, Inputs
 
 CALIBRATION_IMAGES = 32
-NOTHING = "nothing tells how this network's images are made"
+NOTHING = "the preprocessing of this network is unknown: how images are resized and normalized"
 
 
 def choose_inputs(

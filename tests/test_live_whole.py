@@ -384,9 +384,19 @@ def test_numbers_beside_those_that_a_mask_hides_are_compared(hidden):
     folded = rc.fold(model, example=example)
     assert rows(folded) == [("1", "1 -> 0")]
     torch.testing.assert_close(folded.eval()(example.double()), model.eval()(example.double()))
-    with pytest.raises(Refused, match="no finite numbers") as caught:
+    with pytest.raises(Refused, match="not finite") as caught:
         rc.fold(Masked(float("nan")).double(), example=example)
-    assert caught.value.code == "live.example"
+    assert (caught.value.code, caught.value.hint) == ("live.example", "Give another example.")
+
+
+def test_a_nan_among_the_weights_is_named():
+    broken = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    broken[1].running_var[1] = float("nan")
+    with pytest.raises(Refused) as caught:
+        rc.fold(broken, example=torch.randn(2, 3, 8, 8))
+    assert caught.value.hint == "1.running_var has NaN: restore it."
+    with pytest.raises(Refused, match=r"cannot be verified: 1.running_var has NaN"):
+        rc.fold(broken)
 
 
 class Selected(Masked):

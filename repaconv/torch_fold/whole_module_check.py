@@ -71,11 +71,17 @@ def own_calls(module: nn.Module, example: Any) -> tuple[Call, ...]:
         ) from error
     if not usable(answer):
         raise Refused(
-            f"the outputs of this {type(module).__name__} on the example are no finite numbers.",
-            hint="Give another example.",
+            f"the outputs of this {type(module).__name__} on the example are not finite (NaN or infinity).",
+            hint=f"{nan} has NaN: restore it." if (nan := _first_nan(module)) else "Give another example.",
             code="live.example",
         )
     return (given, *_if_it_runs(module, with_random_inputs(given)))
+
+
+def _first_nan(module: nn.Module) -> str:
+    """Return the name of the first parameter or buffer that has NaN, or an empty string."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return next((name for name, tensor in tensors if tensor.is_floating_point() and tensor.isnan().any()), "")
 
 
 def found_calls(module: nn.Module) -> tuple[Call, ...]:
@@ -91,9 +97,11 @@ def found_calls(module: nn.Module) -> tuple[Call, ...]:
         try:
             if usable(outputs(module, first)):
                 return (first, *_if_it_runs(module, second))
-            problem = "its outputs are no finite numbers"
+            problem = "its outputs are not finite"
         except Exception as error:
             problem = first_line(error)
+    if nan := _first_nan(module):
+        problem = f"{nan} has NaN"
     raise Refused(
         f"the inputs of this {type(module).__name__} are not known, so it cannot be verified: {problem}.",
         hint="Give an input: repaconv.fold(module, example=tensor), a tuple of its arguments, or a dict of named ones.",

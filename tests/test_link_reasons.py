@@ -12,7 +12,7 @@ import pytest
 
 import repaconv
 from repaconv.results import PREVIOUS, Figures, Link, Tolerance, VerifyArtefact
-from repaconv.results.link_reasons import PHRASES, REASONS, reason_in_words, sentence, verdict_for
+from repaconv.results.link_reasons import PHRASES, REASONS, limit_in_words, reason_in_words, sentence, verdict_for
 from repaconv.results.records import Verdict
 from repaconv.verification.comparison import link_between
 
@@ -40,6 +40,13 @@ def test_a_link_tells_programs_why_in_one_word_and_in_figures():
     assert again.note == f"required: not verified; {still.note}"
     told = Figures(unit="numbers", compared=18, left_out=2)
     assert sentence("within_tolerance", told) == "2 of 18 numbers (11%) depend on rounding and were left out"
+    few = Figures(unit="numbers", compared=9000, left_out=1)
+    assert sentence("within_tolerance", few) == "1 of 9000 numbers (less than 1%) depend on rounding and were left out"
+
+
+def test_a_limit_has_the_digits_that_distinguish_it_from_the_usual_one():
+    said = [limit_in_words(limit) for limit in (1e-5, 1e-12, 1e-5 * (21 / 12) ** 0.5, 3.4e-4, 0.0)]
+    assert said == ["1e-05", "1e-12", "1.3e-05", "3.4e-04", "0e+00"]
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,7 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
         The exit code: 1 if any verdict is failed.
     """
     import repaconv
+    from repaconv.results.link_reasons import limit_in_words
     from repaconv.testing import write_example
 
     checkpoint = out / f"riformer_{arch}.pth"
@@ -275,7 +276,8 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
         *(
             (
                 link.name,
-                f"{link.metrics.max_rel_error:.1e} of {link.tolerance.rtol or 0:.0e} allowed: {link.verdict}",
+                f"{link.metrics.max_rel_error:.1e} of {limit_in_words(link.tolerance.rtol or 0.0)} allowed: "
+                f"{link.verdict}",
                 "verify",
             )
             for link in verified.links

@@ -70,6 +70,12 @@ def verdict_for(reason: Reason) -> Verdict:
     return "passed" if place <= _LAST_PASSED else "failed" if place <= _LAST_FAILED else "not verified"
 
 
+def limit_in_words(limit: float) -> str:
+    """A relative or absolute limit: one digit if that is the number (1e-05), otherwise two (1.3e-05)."""
+    short = f"{limit:.0e}"
+    return short if abs(float(short) - limit) <= 0.01 * limit else f"{limit:.1e}"
+
+
 def sentence(reason: Reason, figures: Figures) -> str:
     """Reason and figures in words; empty where the verdict and the metrics say all."""
     has, parts = figures, [": ".join(filter(None, [PHRASES[reason], figures.detail]))]
@@ -77,8 +83,9 @@ def sentence(reason: Reason, figures: Figures) -> str:
         by = "" if has.error is None else f", by up to {has.error:.1e}{' of their neighbors' * (has.unit == 'numbers')}"
         parts.append(f"{has.different} of {has.compared} {has.unit} differ{by}")
     if has.left_out:
-        share = f"{has.left_out} of {has.compared} {has.unit} ({has.left_out / (has.compared or 1):.0%})"
-        parts.append(f"{share} depend on rounding and were left out")
+        part = has.left_out / (has.compared or 1)
+        share = "less than 1%" if part < 0.005 else f"{part:.0%}"
+        parts.append(f"{has.left_out} of {has.compared} {has.unit} ({share}) depend on rounding and were left out")
     if has.explained:
         parts.append(f"{has.explained} of {has.compared} {has.unit} explained by {has.arithmetic} rounding")
     if has.rounding is not None:

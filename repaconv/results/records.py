@@ -17,7 +17,15 @@ from pydantic import (
 )
 
 from repaconv.deprecation import former_attribute, former_names
-from repaconv.results.link_reasons import PHRASES, Reason, Verdict, reason_in_words, sentence, verdict_for
+from repaconv.results.link_reasons import (
+    PHRASES,
+    Reason,
+    Verdict,
+    limit_in_words,
+    reason_in_words,
+    sentence,
+    verdict_for,
+)
 
 SCHEMA_VERSION = 3
 PREVIOUS = {"schema_version": SCHEMA_VERSION - 1}
@@ -394,7 +402,7 @@ class Tolerance(Record):
         """Description of the limits."""
         if self.kind == "exact":
             limits = ((self.rtol, "relative"), (self.atol, "absolute"))
-            return " or ".join(f"{value:.0e} {kind}" for value, kind in limits if value is not None)
+            return " or ".join(f"{limit_in_words(value)} {kind}" for value, kind in limits if value is not None)
         near = f"limits: cosine {self.cosine}, error {self.norm_error or 0.0:.1%}"
         if self.flips is None or self.flips_within_noise is None:
             return near
@@ -689,7 +697,7 @@ class Link(TaskIfAny):
         allowed = self.tolerance
         if allowed is None or allowed.rtol is None or not allowed.rtol_reason:
             return ""
-        return f"the limit is {allowed.rtol:.0e}: {allowed.rtol_reason}"
+        return f"the limit is {limit_in_words(allowed.rtol)}: {allowed.rtol_reason}"
 
     @property
     def lossy_text(self) -> str:

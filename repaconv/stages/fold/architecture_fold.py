@@ -22,6 +22,7 @@ from repaconv.method_api.preprocessing import Images, Sized, images_by
 from repaconv.method_api.settings import SettingsReader
 from repaconv.onnx_export.float64_exporter import network_to_onnx
 from repaconv.results import ClassScores, Exporting, Fact, Known, Link, NetworkFold
+from repaconv.results.link_reasons import limit_in_words
 from repaconv.sources.class_score_outputs import LOGITS, asked_classes, class_scores
 from repaconv.sources.fold_size_reverts import Kept
 from repaconv.sources.graph_fold_record import measured_properties, recorded
@@ -514,10 +515,10 @@ def _export_differs(link: Link, *, is_random: bool) -> GateFailed:
             code="network.random",
         )
     off, allowed = link.metrics.max_rel_error if link.metrics else 0.0, link.tolerance.rtol if link.tolerance else 0.0
+    limit, note = limit_in_words(allowed or 0.0), f"; {link.note}" * bool(link.note)
     return GateFailed(
         f"the graph that torch's exporter wrote computes something else than this network ({link.candidate}: off by "
-        f"{off:.1e} of the largest number, allowed: {allowed:.0e}{f'; {link.note}' * bool(link.note)}); nothing was "
-        "written.",
+        f"{off:.1e} of the largest number, allowed: {limit}{note}); nothing was written.",
         hint="Export it yourself another way, and fold the graph: repaconv fold model.onnx.",
         code="export.not-equal",
     )

@@ -15,6 +15,7 @@ from repaconv.core.progress import Progress, silent
 from repaconv.core.thread_pool import thread_pool
 from repaconv.method_api.settings import contradictions
 from repaconv.results import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
+from repaconv.results.link_reasons import limit_in_words
 from repaconv.sources.method_detection import choose_method, understood
 from repaconv.stages.fold.layer_correspondence import with_layers
 from repaconv.stages.fold.options import FoldOptions
@@ -90,8 +91,8 @@ def count_blocks(modules: Sequence[str]) -> int:
 def _not_exact(step: FoldStep, tolerance: float, inside: str) -> GateFailed:
     where = f" The training-time and the folded network first differ at {inside}." if inside else ""
     return GateFailed(
-        f"folding {step.module} changes it by {step.max_rel_error:.1e} in float64, more than {tolerance:.0e}; "
-        f"nothing was written.{where}",
+        f"folding {step.module} changes it by {step.max_rel_error:.1e} in float64, more than "
+        f"{limit_in_words(tolerance)}; nothing was written.{where}",
         hint="This is a defect of the method; please report it with the output of `repaconv inspect`.",
         code="fold.not-exact",
         module=inside or step.module,

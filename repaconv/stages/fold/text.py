@@ -49,10 +49,12 @@ def _images(done: MethodFold | GraphFold) -> None:
 
 def _checkpoint(done: MethodFold) -> None:
     """Print a summary of the certificate, and what the fold saves."""
+    from repaconv.results.link_reasons import limit_in_words
+
     rows = table("module", "folded", "float64 difference")
     steps = sorted(done.certificate, key=lambda step: -step.max_rel_error)
     for step in done.certificate if is_verbose() else steps[:PRINTED_ROWS]:
-        own = f" ({step.allowed:.0e} allowed: {plain(step.reason)})" if step.reason else ""
+        own = f" ({limit_in_words(step.allowed or 0.0)} allowed: {plain(step.reason)})" if step.reason else ""
         rows.add_row(step.module, "; ".join(step.folded), f"{step.max_rel_error:.1e}{own}")
     stdout().print(rows)
     print_hidden_rows("folds, which differ by less", len(steps))
@@ -62,7 +64,7 @@ def _checkpoint(done: MethodFold) -> None:
     worst = max((step.max_rel_error for step in exact), default=0.0)
     allowed = max((step.allowed or 0.0 for step in exact), default=0.0)
     others = len(done.certificate) - len(exact)
-    text = f"every fold within {allowed:.0e}, the worst {worst:.1e} (float64)"
+    text = f"every fold within {limit_in_words(allowed)}, the worst {worst:.1e} (float64)"
     text += f"; {others} within a tolerance of their own, as above" if others else ""
     stdout().print(f"{colored(done.verdict)}: {text}")
 

@@ -140,6 +140,21 @@ def test_what_fails_in_one_recipe_is_told_and_is_nobody_elses(tmp_path, monkeypa
     xmlschema.XMLSchema(SCHEMA).validate(gate_report_formats.junit(report))
 
 
+def test_a_recipe_that_was_corrected_is_not_stopped_by_the_verification_that_failed_before(tmp_path):
+    """The fold is up to date, an export is new: the failed verification belongs to this recipe and runs again."""
+    text = 'batch = 1\nsimplify = false\n[verify]\nrequire = ["onnx"]\n'
+    path = recipe(tmp_path, f'[export]\nprecisions = ["fp16"]\n{text}')
+
+    def failed():
+        (done,) = rc.gate([path]).recipes
+        return {check.name: check.message for check in done.checks if check.verdict in ("failed", "error")}
+
+    (message,) = failed().values()
+    assert message.endswith("required: not verified; the run has no export in fp32")
+    path.write_text(path.read_text().replace('["fp16"]', '["fp32", "fp16"]'))
+    assert failed() == {}
+
+
 @pytest.mark.parametrize(("method", "arch", "settings"), one_net_a_method(SOUND, later=("pyra", "repconv")))
 def test_sound_models_raise_no_alarm(method, arch, settings, tmp_path):
     text = "" if method == "repavit" else "[export]\nbatch = 1\n"  # a free one takes twice as long to trace

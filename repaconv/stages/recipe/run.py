@@ -227,11 +227,7 @@ def _is_reusable(stage: str, done: Any) -> bool:
 
 def _fold(each: Planned, placed: LocatedRecipe, journal: Journal, progress: Progress) -> Artefact:
     recipe, own = placed.recipe, own_file(placed.recipe.arch or "")
-    run = run_folder.Run(placed.folder)
-    verified = journal.owns("fold") and run.verify_json.is_file()
-    if verified and read_artefact(run.verify_json, VerifyArtefact).verdict == "failed":
-        # A later step of this recipe verifies again; until then, a verification that failed would stop the export.
-        remove_artifact(run.verify_json, run.folder)
+    _remove_failed_verification(placed, journal)
     try:
         return fold(
             placed.place(recipe.checkpoint),
@@ -252,6 +248,22 @@ def _fold(each: Planned, placed: LocatedRecipe, journal: Journal, progress: Prog
         raise
 
 
+def _export(each: Planned, placed: LocatedRecipe, journal: Journal, progress: Progress) -> Artefact:
+    _remove_failed_verification(placed, journal)
+    return export_by(placed.with_paths(each.options), placed.folder, progress=progress)
+
+
+def _remove_failed_verification(placed: LocatedRecipe, journal: Journal) -> None:
+    """Remove the failed verification of an earlier run of this recipe.
+
+    It would stop the export that corrects it. A later step of the recipe verifies again.
+    """
+    run = run_folder.Run(placed.folder)
+    verified = (journal.owns("fold") or journal.owns("convert")) and run.verify_json.is_file()
+    if verified and read_artefact(run.verify_json, VerifyArtefact).verdict == "failed":
+        remove_artifact(run.verify_json, run.folder)
+
+
 def _convert(each: Planned, placed: LocatedRecipe, journal: Journal, progress: Progress) -> Artefact:
     require_pinned(placed.place(placed.recipe.checkpoint), placed.recipe.sha256)
     options = replace(placed.with_paths(each.options), out=str(placed.folder), force=journal.owns("convert"))
@@ -261,9 +273,7 @@ def _convert(each: Planned, placed: LocatedRecipe, journal: Journal, progress: P
 WORK: dict[str, Work] = {
     "fold": _fold,
     "convert": _convert,
-    "export": lambda each, placed, _, progress: export_by(
-        placed.with_paths(each.options), placed.folder, progress=progress
-    ),
+    "export": _export,
     "verify": lambda each, placed, _, progress: verify_by(
         placed.with_paths(each.options), placed.folder, progress=progress
     ),

@@ -215,10 +215,18 @@ def _links(plan: _Plan, progress: Progress) -> list[Link]:
     links = [*compared, *plan.chain.idle, *([plan.parent.link()] if plan.parent else [])]
     there = {link.name for link in links}
     lacking = (name for name in plan.options.require if name not in there)
-    links += [not_verified(name, REFERENCE, name, "there is nothing to run") for name in lacking]
+    links += [not_verified(name, REFERENCE, name, _why_absent(name)) for name in lacking]
     links = [_required(link) if link.name in plan.options.require else link for link in links]
     links = [_as_built(link, plan.built) if link.name == "engine" else link for link in links]
     return sorted(links, key=lambda link: LINKS.index(link.name))
+
+
+def _why_absent(link: str) -> str:
+    """Why a required link has nothing to compare, with what would make it."""
+    from repaconv.verification.tolerances import LOSSY
+
+    precision = "fp32" if link == "onnx" else link if link in LOSSY else ""
+    return f"the run has no export in {precision}" if precision else "there is nothing to run"
 
 
 def _compared_outputs(step: PlannedLink, plan: _Plan, progress: Progress) -> Iterator[Link]:

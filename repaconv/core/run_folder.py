@@ -374,8 +374,12 @@ def find_run(given: Path | None) -> Run:
     return run
 
 
+FOLD_LINKS = ("converted", "recorded", "fold", "stored")
+"""Links of `verify` that compare the folded network itself. All others compare its exports and engines."""
+
+
 def require_passed_checks(
-    run: Run, folded: FoldArtefact, *later: tuple[Artefact, Path], unverified: bool
+    run: Run, folded: FoldArtefact, *later: tuple[Artefact, Path], unverified: bool, exports: bool = True
 ) -> tuple[str, ...]:
     """Refuse to continue from results whose verdict is failed.
 
@@ -384,6 +388,8 @@ def require_passed_checks(
         folded: The fold.
         later: Other artifacts that the stage uses, with their paths.
         unverified: Continue anyway.
+        exports: Whether a failed check of an export stops the stage, too. It does not stop ``export``, which replaces
+            it, nor ``tune``, which looks for a better one.
 
     Returns:
         The overridden verdicts so far, to be recorded in the next artifact.
@@ -394,7 +400,9 @@ def require_passed_checks(
     earlier: list[tuple[Artefact, Path]] = [(folded, run.fold_json)]
     if run.verify_json.is_file():
         verified = read_artefact(run.verify_json, VerifyArtefact)
-        earlier += [(verified, run.verify_json)] if verified.model_sha256 == folded.payload.sha256 else []
+        failed = [link.name for link in verified.links if link.verdict == "failed"]
+        matters = exports or not failed or any(name in FOLD_LINKS for name in failed)
+        earlier += [(verified, run.verify_json)] if matters and verified.model_sha256 == folded.payload.sha256 else []
     noted = [require_passed(artefact, path, unverified=unverified) for artefact, path in (*earlier, *later)]
     return tuple(dict.fromkeys(word for words in noted for word in words))
 

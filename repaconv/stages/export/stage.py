@@ -121,7 +121,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
     folded = source_model.folded
     task_of(source_model, options.task)  # refuses an unknown one
     options = resolve_export_preset(options, folded)
-    overridden = run_folder.require_passed_checks(taken, folded, unverified=options.allow_unverified)
+    overridden = run_folder.require_passed_checks(taken, folded, unverified=options.allow_unverified, exports=False)
     target = load_target(options.target)
     device = target.at_opset(options.opset)
     written = preset_for(options.preset, source_model, device, options.quantizer)

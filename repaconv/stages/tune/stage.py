@@ -248,7 +248,7 @@ def _plan(
         fixed_size = None
     given = require_evaluation_images(options, source_model)
     checked = given.given if given else _images_for_check(options, source_model)
-    overridden = run_folder.require_passed_checks(run, folded, unverified=options.allow_unverified)
+    overridden = run_folder.require_passed_checks(run, folded, unverified=options.allow_unverified, exports=False)
     device = load_target(options.target)
     machine = available_runtimes(options, device, here=measurer is None)
     names = sorted(plugins.registered(plugins.REWRITES) if options.rewrites is None else options.rewrites)

@@ -766,8 +766,8 @@ class ComparedEnd(Record):
         precision: The precision that the model computes in, e.g. ``fp32`` or ``int8``.
         sha256: The SHA-256 of the model file, of the folded weights, or of the checkpoint.
         bytes: The size in bytes of the model file with its external weights, or of the weights.
-        parameters: The number of elements of the constants of an ONNX model, without indices and other integers of more
-            than 8 bits; null for others.
+        parameters: The number of parameters of an ONNX model as ``fold`` counts them, with the entries of 8-bit
+            constants; null for others.
         nodes: The number of nodes of an ONNX model; null for others.
     """
 

@@ -90,7 +90,7 @@ def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
     if path.suffix == ".onnx":
         graph = read_graph(path)
         files += [path.parent / name for name in external_files(graph)]
-        parameters, nodes = parameters_of(graph), len(graph.graph.node)
+        parameters, nodes = _counted_as_by_fold(path, graph), len(graph.graph.node)
     record = ComparedEnd(
         name=str(path),
         engine=found.engine,
@@ -119,6 +119,21 @@ def parameters_of(model: onnx.ModelProto) -> int:
 
     held = model.graph.initializer
     return sum(math.prod(each.dims) for each in held if each.data_type in (1, 2, 3, 10, 11, 16))
+
+
+def _counted_as_by_fold(path: Path, graph: onnx.ModelProto) -> int:
+    """Number of parameters as `fold` counts them, and the entries of 8-bit constants, which are quantized weights."""
+    import math
+
+    from repaconv.verification.evaluated_graph import Evaluated
+    from repaconv.verification.onnx_model_loading import loaded
+
+    try:
+        floating = Evaluated(loaded(path)).parameters
+    except Refused:  # too large to be read whole: its constants are counted by their shapes
+        return parameters_of(graph)
+    eight_bit: int = sum(math.prod(each.dims) for each in graph.graph.initializer if each.data_type in (2, 3))
+    return floating + eight_bit
 
 
 def _open_checkpoint(path: Path) -> ComparedModel:

@@ -35,8 +35,8 @@ def _checkpoint(seen: Inspection) -> None:
             rows.add_row("also there", other.path, f"{other.tensors} tensors, {other.parameters:,} numbers")
     if origin.stripped:
         rows.add_row("prefixes removed", ", ".join(origin.stripped), "keys")
-    for name in seen.placeholders:
-        rows.add_row("not loaded", name, "a class or function that the pickle names; nothing was run")
+    for place, name in enumerate(seen.placeholders):
+        rows.add_row("not loaded", name, "" if place else "classes and functions that the pickle names; none was run")
     rows.add_row(
         "method", seen.method or "unknown", f"{seen.confidence}: {seen.reason}" if seen.method else seen.reason
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from repaconv.core import plugins
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.engines.targets import from_file
 from repaconv.graph.element_type_conversion import to_float64
-from repaconv.onnx_export.onnx_simplifiers import not_run_link, simplify
+from repaconv.onnx_export.onnx_simplifiers import not_run_link, simplify, without_onnxsim_warnings
 from repaconv.onnx_export.opset_lowering import lower
 from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.onnx_export.torch_exporter import OLDEST_EXPORTED, check, to_onnx
@@ -553,3 +554,9 @@ def test_what_a_simplifier_fuses_is_no_operator_that_the_target_lacks():
     feeds = {"x": random.normal(size=(2, 5, 6)).astype(np.float32)}
     right, gives = (load_onnx(model).run(feeds)["y"] for model in (given, found.model))
     np.testing.assert_allclose(gives, right, rtol=1e-5, atol=1e-6)
+
+
+def test_onnxsims_lines_about_constants_are_kept_back_and_all_others_are_not(capfd):
+    with without_onnxsim_warnings():
+        os.write(2, b'WARNING: failed to run "Unsqueeze" op (name is "a"), skip... no initializer b\nother\n')
+    assert capfd.readouterr().err == "other\n"

@@ -706,6 +706,10 @@ def test_where_fp32_always_predicts_the_same_agreement_lets_no_lower_precision_i
     assert {row.deployment.precision for row in done.candidates} == {"fp32"}
     show_tune(done)
     assert why.partition(".")[0] in " ".join(capfd.readouterr().out.split())
+    winner, skipped = done.candidates[0], done.candidates[-1].model_copy(update={"description": "skipped: a reason."})
+    show_tune(done.model_copy(update={"candidates": (winner, skipped, skipped, skipped)}))
+    words = " ".join(capfd.readouterr().out.split())
+    assert (words.count("skipped: a reason."), words.count("skipped: as above")) == (1, 2)
     labeled = package.tune(ckpt, max_accuracy_drop=0.1, **{**asked, "inputs": "labeled.npz"})
     assert labeled.skipped == done.skipped
     late = package.tune(ckpt, max_disagreement=0.1, budget_s=0, **{**asked, "inputs": "labeled.npz"})

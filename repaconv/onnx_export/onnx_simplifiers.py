@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from collections.abc import Callable, Collection
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,8 +97,41 @@ def _run(tool: str, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
             logging.getLogger().setLevel(level)
         return smaller, f"onnxslim {onnxslim.__version__}"
     onnxsim = _onnxsim()
-    smaller, _ = onnxsim.simplify(model, skipped_optimizers=SKIPPED_PASSES)
+    with without_onnxsim_warnings():
+        smaller, _ = onnxsim.simplify(model, skipped_optimizers=SKIPPED_PASSES)
     return smaller, f"onnxsim {onnxsim.__version__}"
+
+
+@contextmanager
+def without_onnxsim_warnings() -> Iterator[None]:
+    """Keep back onnxsim's lines about constants that it does not compute; all else reaches stderr when it is done.
+
+    Its native code writes one to file descriptor 2 for every node that it leaves as it is, e.g. 16 for a YOLOv8.
+    """
+    try:
+        before = os.dup(2)
+    except OSError:  # closed: nothing can be written there
+        yield
+        return
+    with tempfile.TemporaryFile() as written:
+        _flush_stderr()
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            _flush_stderr()
+            os.dup2(before, 2)
+            os.close(before)
+            written.seek(0)
+            for line in written:
+                if not line.startswith(b"WARNING: failed to run "):
+                    with suppress(OSError):
+                        os.write(2, line)
+
+
+def _flush_stderr() -> None:
+    with suppress(OSError, ValueError, AttributeError):  # full, closed, or None
+        sys.stderr.flush()
 
 
 def _onnxsim() -> Any:

@@ -23,12 +23,17 @@ def show_tune(done: TuneArtefact) -> None:
     accuracy = [of_task.accuracy.metric if of_task and of_task.accuracy else "accuracy"] if labelled else []
     changed = "changed" if of_task else "changed top-1"
     rows = table("runtime", "precision", "rewrites", "speedup", "MiB", changed, *accuracy, "result")
+    said = ""
     for row in _shown(done):
         found = row.ratio.cell if row.ratio else "1" if row.deployment == done.baseline else ""
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
         how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
         right = [_accuracy_change(row.link)] if labelled else []
         form, description = _differences_from_baseline(how, done.baseline), plain(row.description)
+        if description == said and description.startswith("skipped: "):
+            description = "skipped: as above"
+        else:
+            said = description
         rows.add_row(plain(how.runtime), how.precision, form, found, memory, lost, *right, description)
     stdout().print(rows)
     for skipped in done.skipped:

@@ -527,3 +527,13 @@ def test_shapes_of_branches_that_contradict_each_other_are_cleared():
         check(model, full=True)
     correct_shapes(model)
     check(model, full=True)
+
+
+def test_zeros_of_the_type_of_another_value_are_a_bias_of_zeros():
+    """As PyTorch's exporter writes convolutions without a bias with ``optimize=False``."""
+    text = """{ zero = CastLike(number, x) bias = Expand(zero, six) a = Conv<pads = [1, 1, 1, 1]>(x, k3, bias)
+        b = Conv(x, k1, bias) c = Add(a, b) factors = CastLike(wide, c) y = Mul(c, factors) }"""
+    weights = {"k3": normal(6, 4, 3, 3), "k1": normal(6, 4, 1, 1), "number": np.array(0, np.float32)}
+    weights |= {"six": np.array([6]), "wide": RANDOM.standard_normal((6, 1, 1))}
+    model = model_of(f"(float[n, 4, h, w] x) => (float[n, 6, h, w] y) {text}", **weights)
+    assert operators(folded(model, {"x": normal(1, 4, 8, 8)})) == ["Conv"]

@@ -66,6 +66,7 @@ def _fold_shapes(model: ir.Model) -> None:
     computed: dict[ir.Value, _Computed] = {}
     for node in tuple(model.graph):
         infer_node(known, node, model.graph.opset_imports.get("", 18), anew=not all(map(_is_known, node.outputs)))
+        _write_type(node)
         _fold_constant(model, node, known, computed)
     for node in tuple(model.graph):
         if not node.domain and node.op_type in _RULES:
@@ -74,6 +75,20 @@ def _fold_shapes(model: ir.Model) -> None:
     read_sizes_from_inputs(model, known)
     read_sizes_after_norms(model)
     clean(model)
+
+
+def _write_type(node: ir.Node) -> None:
+    """Write a CastLike as a Cast, if the type that it casts to is known; in place.
+
+    PyTorch's exporter writes them with ``optimize=False``, also for the zeros of a convolution without a bias.
+    """
+    import onnx_ir as ir
+
+    if node.op_type != "CastLike" or node.domain or (like := node.inputs[1]) is None or like.dtype is None:
+        return
+    node.op_type = "Cast"
+    node.resize_inputs(1)
+    node.attributes.add(ir.AttrInt64("to", int(like.dtype)))
 
 
 def _is_known(value: ir.Value) -> bool:

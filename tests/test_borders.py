@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -82,6 +84,23 @@ def test_a_diverse_block_is_one_convolution(dynamo, opset, free):
     assert apart(model, after, (2, 3, 12, 10)) < 1e-5
 
 
+def of_any_size(model, optimize=True):
+    """It as PyTorch exports it for images of any size."""
+    named = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
+    more = {"opset_version": 20, "dynamic_shapes": (named,), "optimize": optimize, "verbose": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.onnx.export(model, (torch.randn(2, 3, 12, 10),), dynamo=True, **more).model_proto
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_a_diverse_block_for_images_of_any_size_is_one_convolution(optimize):
+    model = of_any_size(net(), optimize)
+    after, _ = rewritten(model, FOLDS)
+    assert sorted(node.op_type for node in after.graph.node) == ["Conv", "Conv", "Relu", "Relu"]
+    assert apart(model, after, (1, 3, 16, 12)) < 1e-5
+
+
 def test_as_a_live_module():
     model = net()
     folded = rc.fold(model, example=torch.randn(1, 3, 12, 10))
@@ -121,10 +140,25 @@ def three_sides(x, bias):
     return x
 
 
-@pytest.mark.parametrize("write", [inside, three_sides, lambda x, _: x])
-def test_what_reaches_inside_or_leaves_a_side_stays(write):
+def inside_at_the_end(x, bias):
+    for place in ((..., slice(1), slice(None)), (..., slice(-2, None), slice(None)), (..., slice(1))):
+        x[place] = bias
+    x[..., -1:] = bias
+    return x
+
+
+def other_than_last(x, bias):
+    for place in ((..., slice(1), slice(None)), (..., slice(-1, None), slice(None)), (..., slice(1))):
+        x[place] = bias
+    x[..., -3:-1] = bias
+    return x
+
+
+@pytest.mark.parametrize("free", [True, False])
+@pytest.mark.parametrize("write", [inside, three_sides, inside_at_the_end, other_than_last, lambda x, _: x])
+def test_what_reaches_inside_or_leaves_a_side_stays(write, free):
     model = trained(Written(write)).eval()
-    graph = exported(model, (2, 3, 8, 8), dynamo=True, opset=20, free=True)
+    graph = of_any_size(model) if free else exported(model, (2, 3, 8, 8), dynamo=True, opset=20, free=True)
     after, told = rewritten(graph, (CONVOLUTION,))
     assert not told
     assert apart(graph, after, (3, 3, 8, 8)) < 1e-5

@@ -537,3 +537,15 @@ def test_zeros_of_the_type_of_another_value_are_a_bias_of_zeros():
     weights |= {"six": np.array([6]), "wide": RANDOM.standard_normal((6, 1, 1))}
     model = model_of(f"(float[n, 4, h, w] x) => (float[n, 6, h, w] y) {text}", **weights)
     assert operators(folded(model, {"x": normal(1, 4, 8, 8)})) == ["Conv"]
+
+
+@pytest.mark.parametrize(("start", "end", "step", "nodes"), [(0, 2**63 - 1, 1, 1), (1, 2**63 - 1, 1, 8), (0, 2, 1, 8)])
+def test_what_is_assigned_to_everything_is_the_result(start, end, step, nodes):
+    """``y = x.clone(); y[:] = relu(x)`` of a dynamic batch, as PyTorch exports it with ``optimize=False``."""
+    text = """{ u = Relu(x) s = Shape<start = 0, end = 1>(x) n = Squeeze(s) count = Range(zero, n, one)
+        part = Slice(count, first, last, axis, step) places = Unsqueeze(part, behind)
+        some = Slice(u, first, last, axis, step) y = ScatterND(x, places, some) }"""
+    lists = {"first": start, "last": end, "axis": 0, "step": step, "behind": -1}
+    weights = {name: np.array([number]) for name, number in lists.items()} | numbers(zero=0, one=1)
+    model = model_of(f"(float[n, 4] x) => (float[n, 4] y) {text}", **weights)
+    assert len(operators(folded(model, {"x": normal(3, 4)}))) == nodes

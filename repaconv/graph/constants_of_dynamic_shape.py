@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repaconv.graph.index_selections import axes_of, perm_of
-from repaconv.graph.nodes_and_constants import Array, attribute, constant
+from repaconv.graph.index_selections import EVERYTHING, axes_of, perm_of
+from repaconv.graph.nodes_and_constants import Array, attribute, constant, made_by, scalar
 from repaconv.graph.symbolic_shapes import Size, Sizes, sizes
 
 if TYPE_CHECKING:
@@ -101,7 +101,10 @@ def _scattered(node: ir.Node, depth: int) -> Array | None:
 
 
 def slice_assignment(node: ir.Node) -> tuple[int, Array] | None:
-    """Return axis and indices of a ScatterND that assigns whole slices along one axis, else None."""
+    """Return axis and indices of a ScatterND that assigns whole slices along one axis, else None.
+
+    Along an axis of dynamic length, negative indices count from its end; it is taken to have all that are there.
+    """
     shape, given = sizes(node.inputs[0]), sizes(node.inputs[1])
     if shape is None or given is None or attribute(node, "reduction", "none") not in ("none", b"none"):
         return None
@@ -109,6 +112,8 @@ def slice_assignment(node: ir.Node) -> tuple[int, Array] | None:
     grid: tuple[int, Array] | None = None
     if indices is not None and indices.ndim == 2 and indices.shape[1] == 1:
         grid = 0, indices[:, 0]
+    elif indices is None and given[1:] == (1,) and (ends := _ends_of_count(node.inputs[1], shape[0])) is not None:
+        return 0, ends
     elif given[-1] == rank and len(given) == rank + 1:
         if indices is not None:
             grid = _places(indices, shape)
@@ -119,6 +124,42 @@ def slice_assignment(node: ir.Node) -> tuple[int, Array] | None:
     axis, found = grid
     length = shape[axis]
     return (axis, found % length) if isinstance(length, int) and len(set(found.tolist())) == len(found) else None
+
+
+def assigns_all(node: ir.Node) -> bool:
+    """Whether a ScatterND assigns everything, in order along the first axis: ``x[:] = ...``."""
+    shape, given = sizes(node.inputs[0]), sizes(node.inputs[1])
+    if not shape or given != (shape[0], 1) or attribute(node, "reduction", "none") not in ("none", b"none"):
+        return False
+    numbers, column = constant(node.inputs[1]), made_by(node.inputs[1], "Unsqueeze", "Reshape")
+    if numbers is not None:
+        return bool((numbers[:, 0] == np.arange(len(numbers))).all())
+    return column is not None and _is_count(made_by(column.inputs[0], "Range"), shape[0])
+
+
+def _is_count(count: ir.Node | None, length: Size) -> bool:
+    """Whether a Range is 0, 1, 2, ..., ``length`` numbers."""
+    if count is None or sizes(count.outputs[0]) != (length,):
+        return False
+    return (scalar(count.inputs[0]), scalar(count.inputs[2])) == (0, 1)
+
+
+def _ends_of_count(value: ir.Value | None, length: Size) -> Array | None:
+    """Return what a Slice leaves of the indices of a dynamic axis, with an axis added behind; None if it has a step.
+
+    This is how PyTorch's exporter writes ``x[:1] = ...`` and ``x[-1:] = ...``.
+    """
+    column = made_by(value, "Unsqueeze", "Reshape")
+    part = made_by(column.inputs[0], "Slice") if column is not None else None
+    if part is None or isinstance(length, int) or not _is_count(made_by(part.inputs[0], "Range"), length):
+        return None
+    given = [constant(one) for one in part.inputs[1:]]
+    if any(numbers is None or numbers.size != 1 for numbers in given) or (len(given) > 3 and given[3] != 1):
+        return None
+    start, end = (int(numbers.item()) for numbers in given[:2] if numbers is not None)
+    if start < 0 <= end:
+        return np.arange(start, 0) if end >= EVERYTHING else None
+    return np.arange(start, end) if start < end < EVERYTHING and (end < 0) == (start < 0) else None
 
 
 def _places(indices: Array, shape: Sizes) -> tuple[int, Array] | None:

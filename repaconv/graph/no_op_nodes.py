@@ -1,5 +1,5 @@
 """Remove nodes whose output is their input: Casts to the same type, selections of everything, sums with zeros, products
-with ones, masks that hide nothing.
+with ones, masks that hide nothing, assignments to everything.
 
 So is the guard that PyTorch's exporter writes after the softmax of attention, Where(IsNaN(p), 0, p), unless a mask may
 hide all keys of a query. A product counts as finite; if it overflows, p is NaN, as it is if the guard is not exported.
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.index_selections import Selection, selection_of
+from repaconv.graph.constants_of_dynamic_shape import assigns_all
+from repaconv.graph.index_selections import EVERYTHING, Selection, selection_of
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, input_at, is_read, made_by
 from repaconv.graph.operator_facts import PRODUCTS, VIEWS
 from repaconv.graph.symbolic_shapes import sizes
@@ -53,6 +54,8 @@ def _unchanged_input(node: ir.Node) -> ir.Value | None:
         others = zip(node.inputs, node.inputs[::-1] if commutes else node.inputs[1:], strict=False)
         number = _NEUTRAL[node.op_type]
         return next((x for x, other in others if _has_shape_of_output(x, node) and _all_equal(other, number)), None)
+    if node.op_type == "ScatterND":
+        return node.inputs[2] if _has_shape_of_output(node.inputs[2], node) and assigns_all(node) else None
     if node.op_type == "Where" and (chosen := constant(node.inputs[0])) is not None:
         found = None if not chosen.size else node.inputs[1] if chosen.all() else node.inputs[2]
         return found if (chosen.all() or not chosen.any()) and _has_shape_of_output(found, node) else None
@@ -76,13 +79,20 @@ def _is_no_op(node: ir.Node) -> bool:
     if node.op_type == "Pad":
         return _all_equal(input_at(node, 1), 0)
     if node.op_type == "Slice":
-        return _keeps_size(node) and (input_at(node, 4) is None or _all_equal(node.inputs[4], 1))
+        forwards = input_at(node, 4) is None or _all_equal(node.inputs[4], 1)
+        return forwards and (_keeps_size(node) or _selects_from_start_to_end(node))
     if node.op_type == "Gather":
         found = selection_of(node.outputs[0])
         return found is not None and found.keeps and np.array_equal(found.places, np.arange(_length(found)))
     if node.op_type == "Resize":
         return _resizes_by_one(node)
     return node.op_type in _OF_SEVERAL and len(node.inputs) == 1
+
+
+def _selects_from_start_to_end(node: ir.Node) -> bool:
+    """Whether a Slice is ``x[0:]`` along all its axes, which may be dynamic."""
+    end = constant(input_at(node, 2))
+    return _all_equal(input_at(node, 1), 0) and end is not None and bool((end >= EVERYTHING).all())
 
 
 def _length(selection: Selection) -> int:

@@ -100,12 +100,14 @@ def _border_after_pad(pad: ir.Node) -> tuple[ir.Value, Array] | None:
     Returns:
         None if the border is not constant per channel, or an assignment writes anything else.
     """
-    value, pads = pad.outputs[0], spatial_padding(pad)
-    fill = pad_value(pad)
-    size = [one for one in (sizes(value) or ())[1:] if isinstance(one, int)]
-    if pads is None or fill is None or len(pads) != 2 * (len(size) - 1):
+    value, pads, fill = pad.outputs[0], spatial_padding(pad), pad_value(pad)
+    shape = sizes(value) or ()
+    if pads is None or fill is None or len(pads) != 2 * (len(shape) - 2) or not isinstance(shape[1], int):
         return None
-    image, axes = np.full((1, *size), fill), len(size) - 1
+    axes = len(shape) - 2
+    sides = [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:], strict=True)]
+    size = [one if isinstance(one, int) else sum(side) + 1 for one, side in zip(shape, sides, strict=True)][1:]
+    image = np.full((1, *size), fill)
     inner: Any = (..., *(slice(pads[axis], size[axis + 1] - pads[axis + axes]) for axis in range(axes)))
     image[inner] = np.nan
     perm = list(range(image.ndim))
@@ -115,6 +117,9 @@ def _border_after_pad(pad: ir.Node) -> tuple[ir.Value, Array] | None:
         elif node.op_type == "ScatterND":
             written, numbers = slice_assignment(node), broadcast_constant(node.inputs[2])
             if written is None or numbers is None or perm[written[0]] == 0:
+                return None
+            least, most = sides[perm[written[0]]]
+            if not isinstance(shape[perm[written[0]]], int) and not _all_within(written[1], -most, least):
                 return None
             numbers = numbers.transpose(np.argsort(perm))
             if len(numbers) > 1:
@@ -128,6 +133,10 @@ def _border_after_pad(pad: ir.Node) -> tuple[ir.Value, Array] | None:
     border = image[0][:, outside]
     done = perm == sorted(perm) and np.isnan(image[inner]).all() and (border == border[:, :1]).all()
     return (value, border[:, 0]) if done else None
+
+
+def _all_within(places: Places, start: int, end: int) -> bool:
+    return bool(((places >= start) & (places < end)).all())
 
 
 # --- A convolution reads channels in the order that they had before they were reordered, such as RGB before BGR.

@@ -130,10 +130,10 @@ def test_slices_of_a_dynamic_size_that_end_before_its_end_stay():
 # --- Views and the operator.
 
 
-def unshuffled(block, attributes, perm=(0, 1, 3, 5, 2, 4)):
+def unshuffled(block, attributes, perm=(0, 1, 3, 5, 2, 4), kernel=(1, 1)):
     """A convolution of blocks of pixels by Reshape, Transpose, Reshape, as `nn.PixelUnshuffle` is exported."""
     apart = [2, 3, 8 // block, block, 12 // block, block]
-    numbers = weights(3 * block**2, (1, 1)) | {"apart": np.array(apart)}
+    numbers = weights(3 * block**2, kernel) | {"apart": np.array(apart)}
     numbers["whole"] = np.array([2, 3 * block**2, 8 // block, 12 // block])
     rows = [("Reshape", "x apart", "a"), ("Transpose", "a", "t", {"perm": perm})]
     return [*rows, ("Reshape", "t whole", "z"), ("Conv", "z w b", "y", attributes)], numbers
@@ -154,6 +154,38 @@ def test_the_operator_space_to_depth():
     rows = [("SpaceToDepth", "x", "z", {"blocksize": 2}), ("Conv", "z w b", "y")]
     assert kinds(rows, weights(12, (1, 1))) == ["Conv"]
     assert kinds(rows, weights(12, (3, 3))) == ["SpaceToDepth", "Conv"]
+
+
+@pytest.mark.parametrize("perm", [(0, 1, 3, 5, 2, 4), (0, 3, 5, 1, 2, 4), (0, 5, 1, 3, 2, 4)])
+@pytest.mark.parametrize(("block", "attributes"), [(2, {}), (4, PADDED), (2, {**PADDED, "strides": [2, 1]})])
+def test_a_pixel_unshuffle_before_a_3x3_convolution_is_the_operator(block, attributes, perm):
+    assert kinds(*unshuffled(block, attributes, perm, (3, 3))) == ["SpaceToDepth", "Conv"]
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("attributes", [PADDED, {}])
+def test_a_scale_before_rearranged_pixels_goes_into_the_convolution(attributes, shifted):
+    """A shift does, too, unless the convolution is padded."""
+    rows, numbers = unshuffled(2, attributes, kernel=(3, 3))
+    numbers |= {"m": RANDOM.standard_normal((3, 1, 1)), "s": 1 + RANDOM.random((3, 1, 1))}
+    before = [("Div", "x s", "d"), ("Sub", "d m", "n")] if shifted else [("Div", "x s", "n")]
+    rows = [*before, ("Reshape", "n apart", "a"), *rows[1:]]
+    stays = ["BatchNormalization"] if shifted and attributes else []
+    assert kinds(rows, numbers) == [*stays, "SpaceToDepth", "Conv"]
+
+
+def test_a_scale_that_makes_channels_of_one_stays():
+    rows, numbers = unshuffled(2, PADDED, kernel=(3, 3))
+    numbers["s"] = 1 + RANDOM.random((3, 1, 1))
+    rows = [("Mul", "x s", "n"), ("Reshape", "n apart", "a"), *rows[1:]]
+    assert kinds(rows, numbers, (2, 1, 8, 12), image=(2, 1, 8, 12)) == ["Mul", "SpaceToDepth", "Conv"]
+
+
+def test_blocks_of_another_height_than_width_stay():
+    numbers = weights(18) | {"apart": np.array([2, 3, 4, 2, 4, 3]), "whole": np.array([2, 18, 4, 4])}
+    rows = [("Reshape", "x apart", "a"), ("Transpose", "a", "t", {"perm": [0, 1, 3, 5, 2, 4]})]
+    rows += [("Reshape", "t whole", "z"), ("Conv", "z w b", "y", PADDED)]
+    assert kinds(rows, numbers) == ["Reshape", "Transpose", "Reshape", "Conv"]
 
 
 @pytest.mark.parametrize("perm", [[0, 1, 2, 5, 4, 3], [0, 1, 5, 3, 4, 2], [0, 4, 3, 5, 2, 1]])

@@ -228,7 +228,7 @@ def _before_selections(image: _Channels, most: int) -> _Channels | None:
         return _before_concat(image, node, most)
     if node.op_type == "Transpose":
         return _before_selections(_past_transposes(image), most)
-    scaled = _scaled_channels(node, axis)
+    scaled = scaled_channels(node, axis)
     if scaled is None:
         return None
     scale, shift = (part[image.places] for part in scaled[1:])
@@ -244,7 +244,7 @@ def _before_normalization(image: _Channels, width: int, conv: ir.Node) -> _Chann
     passed: list[ir.Node] = []
     image = _past_transposes(image)
     while width < FIRST_BLOCK and is_read_once(image.source) and (node := image.source.producer()) is not None:
-        scaled = _scaled_channels(node, image.axes[1])
+        scaled = scaled_channels(node, image.axes[1])
         if scaled is None:
             break
         x, scale, shift = scaled
@@ -286,7 +286,7 @@ def _before_concat(image: _Channels, concat: ir.Node, most: int) -> _Channels | 
     return _Channels(*found[0], places, scale, shift) if same else None
 
 
-def _scaled_channels(node: ir.Node, axis: int) -> tuple[ir.Value, Vector, Vector] | None:
+def scaled_channels(node: ir.Node, axis: int) -> tuple[ir.Value, Vector, Vector] | None:
     """The input of a node, and what its channels along an axis are multiplied by and shifted by."""
     found = affine_of(node)
     width = (sizes(node.outputs[0]) or ())[axis] if found is not None else None

@@ -7,7 +7,9 @@ Blocks of r x r pixels become channels in Focus (YOLOv5, YOLOX), which slices ev
 stride and padding, and the same number of products. Zero padding around the blocks is zero padding around the image.
 
 If Reshape and Transpose, or SpaceToDepth, rearrange the pixels, only 1x1 convolutions are rewritten: OpenVINO runs its
-own SpaceToDepth faster than the larger kernels.
+own SpaceToDepth faster than the larger kernels. Before other convolutions, Reshape, Transpose and Reshape become one
+SpaceToDepth, which orders the channels differently, so the weights are reordered: with ONNX Runtime, rearranging and a
+3x3 convolution then take 0.7 to 0.86 of the time.
 
 Source: Ultralytics' YOLOv5 v6.0, whose Focus became a convolution with a kernel of 6x6.
 """
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from repaconv.algebra.channel_maps import Vector
 from repaconv.algebra.convolution_kernels import Kernel
 from repaconv.graph.nodes_and_constants import Writer, attribute, is_read_once, made_by, nodes_of
 from repaconv.graph.operator_facts import VIEWS
@@ -29,6 +32,7 @@ from repaconv.graph.strided_slices import pixels_of_blocks
 from repaconv.graph.symbolic_shapes import as_numbers, shaped_like, sizes
 from repaconv.graph.view_chains import view_of_chain
 from repaconv.results import Change
+from repaconv.rewrites.fold.convolution_composition import scaled_channels
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
 
 if TYPE_CHECKING:
@@ -59,8 +63,12 @@ def apply(model: ir.Model) -> Iterator[Change]:
             continue
         if any(taps.step != 1 for taps in kernel.taps):
             continue
-        blocks = _sliced(x) or (_rearranged(x) if kernel.is_pointwise else None)
+        sliced = _sliced(x)
+        blocks = sliced or _rearranged(x)
         if blocks is None:
+            continue
+        if sliced is None and not kernel.is_pointwise:
+            yield from _of_operator(model, node, kernel, blocks)
             continue
         new = _of_image(kernel, blocks)
         write = Writer(model, node)
@@ -84,6 +92,48 @@ def _of_image(kernel: Kernel, blocks: _Blocks) -> Kernel:
     pads = [pad * length for pad, length in zip(kernel.pads, blocks.lengths * 2, strict=True)]
     strides = [stride * length for stride, length in zip(kernel.strides, blocks.lengths, strict=True)]
     return Kernel.convolution(weight, kernel.bias, strides=strides, pads=pads)
+
+
+def _of_operator(model: ir.Model, node: ir.Node, kernel: Kernel, blocks: _Blocks) -> Iterator[Change]:
+    """Let a convolution read a SpaceToDepth in place of a Reshape, Transpose and Reshape; scales before go into it."""
+    x, (channels, *places) = node.inputs[0], np.array(blocks.channels).T
+    written = bool(made_by(x, "SpaceToDepth"))
+    if len({*blocks.lengths}) > 1 or len(blocks.lengths) != 2 or not _has_kernel(x):
+        return
+    image, scale, shift = _before_scales(blocks.image, padded=kernel.is_padded)
+    if written and image is blocks.image:
+        return
+    new, length = kernel.of_scaled(scale[channels], shift[channels] if shift.any() else None), blocks.lengths[0]
+    weight = np.empty_like(new.weight)
+    weight[:, (places[0] * length + places[1]) * len(scale) + channels] = new.weight
+    write = Writer(model, node)
+    rearranged = shaped_like(write("SpaceToDepth", image, blocksize=length), x)
+    parts = [write.constant(part) for part in (weight, new.bias) if part is not None]
+    out = shaped_like(write("Conv", rearranged, *parts, **new.attributes), node.outputs[0])
+    write.replace(node.outputs[0], out)
+    description = "a scale of channels before SpaceToDepth" if written else "blocks of pixels -> SpaceToDepth"
+    yield Change(rewrite=SPACE_TO_DEPTH.name, place=node.name or "", description=description)
+
+
+def _before_scales(image: ir.Value, *, padded: bool) -> tuple[ir.Value, Vector, Vector]:
+    """The value before all scales of an image that nothing else reads, and the factor and shift of each channel.
+
+    A padded convolution takes no shift: its zeros are not shifted.
+    """
+    width = (sizes(image) or ())[1]
+    assert isinstance(width, int)
+    scale, shift = np.ones(width), np.zeros(width)
+    while is_read_once(image) and (node := image.producer()) is not None and not node.domain:
+        found = scaled_channels(node, 1)
+        if found is None or (padded and found[2].any()):
+            break
+        image, shift, scale = found[0], shift + scale * found[2], scale * found[1]
+    return image, scale, shift
+
+
+def _has_kernel(value: ir.Value | None) -> bool:
+    """Whether ONNX Runtime has a SpaceToDepth of the type of a value, or casts it to one."""
+    return value is not None and value.dtype is not None and value.dtype.name in ("FLOAT", "DOUBLE", "FLOAT16")
 
 
 # --- A Concat of slices, each of every r-th pixel.
@@ -144,5 +194,5 @@ def _blocks_of_view(view: View) -> _Blocks | None:
 
 
 SPACE_TO_DEPTH = Rewrite(
-    "space-to-depth", "convolutions of slices of every r-th pixel, and 1x1 convolutions of rearranged blocks", apply
+    "space-to-depth", "convolutions of slices of every r-th pixel, or of rearranged blocks of pixels", apply
 )

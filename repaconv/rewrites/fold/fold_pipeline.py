@@ -12,6 +12,7 @@ from repaconv.results import Change
 from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
 from repaconv.rewrites.fold.batch_norm_operator import BATCH_NORM
 from repaconv.rewrites.fold.chains_of_constants import CONSTANTS
+from repaconv.rewrites.fold.clip_operator import CLIP
 from repaconv.rewrites.fold.computed_shapes import SHAPES
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
@@ -72,6 +73,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     WEIGHTS,
     SHAPES,
     EINSUM,
+    CLIP,
     HARD_SWISH,
     GELU,
     LAYER_NORM,

@@ -51,11 +51,10 @@ def _limit(node: ir.Node) -> tuple[ir.Value, float] | None:
     x = node.inputs[0] if node.inputs else None
     if node.domain or node.op_type not in LIMITS or x is None:
         return None
-    if node.op_type == "Relu":
-        number: float | None = 0.0
-    else:
+    number = 0.0
+    if node.op_type != "Relu":
         values = [value for value in node.inputs if value is not None and scalar(value) is None]
-        numbers = [number for value in node.inputs if (number := scalar(value)) is not None]
+        numbers = [one for value in node.inputs if (one := scalar(value)) is not None]
         if len(values) != 1 or len(numbers) != 1:
             return None
         x, number = values[0], numbers[0]

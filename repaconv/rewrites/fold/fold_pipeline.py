@@ -33,6 +33,7 @@ from repaconv.rewrites.fold.reductions_in_series import IN_SERIES
 from repaconv.rewrites.fold.selections_of_concats import SELECTIONS_OF_CONCATS
 from repaconv.rewrites.fold.shared_weights import KEEP_SHARED, UNSHARE
 from repaconv.rewrites.fold.space_to_depth_convolutions import SPACE_TO_DEPTH
+from repaconv.rewrites.fold.transposes_around_elementwise import TRANSPOSES
 from repaconv.rewrites.fold.unread_tokens import READ_TOKENS
 from repaconv.rewrites.fold.unstacked_branches import UNSTACK
 
@@ -73,11 +74,12 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     WEIGHTS,
     SHAPES,
     EINSUM,
-    CLIP,
-    HARD_SWISH,
     GELU,
     LAYER_NORM,
     INSTANCE_NORM,
+    CLIP,  # after the norms, of which flax writes max(0, variance)
+    HARD_SWISH,
+    TRANSPOSES,
     KEEP_SUMS,
     CONVOLUTION,
     SPACE_TO_DEPTH,

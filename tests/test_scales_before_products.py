@@ -96,3 +96,24 @@ def test_a_value_that_is_an_output_or_read_in_a_branch_keeps_its_scale():
     rows += [("If", "if", "z", {"then_branch": branches[0], "else_branch": branches[1]})]
     after, _ = rewritten(graph(rows, NUMBERS | {"zero": np.array(0.0)}, {"x": SHAPE}, ("y", "z")), FOLDS)
     assert sum(node.op_type == "Mul" for node in after.graph.node) == 2
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("operator", ["Mul", "Div", "BatchNormalization"])
+def test_a_scale_before_a_transposed_convolution(operator, groups):
+    """A shift stays before it, since it is not added beyond the border."""
+    more = {"u": RANDOM.standard_normal((4, 6 // groups, 4, 4)), "one": np.ones(4), "zero": np.zeros(4)}
+    names = "h one zero zero c" if operator == "BatchNormalization" else "h c"
+    number = 1 + RANDOM.random((4,) if operator == "BatchNormalization" else (4, 1, 1))
+    last = ("ConvTranspose", "a u", "y", {"strides": [2, 2], "pads": [1] * 4, "group": groups})
+    assert kinds([START, (operator, names, "a"), last], c=number, **more) == ["Tanh", "ConvTranspose"]
+    if operator == "BatchNormalization":
+        names = "h one t1 zero c"
+        rows = [START, (operator, names, "a"), last]
+        assert kinds(rows, c=number, t1=RANDOM.standard_normal(4), **more) == ["Tanh", operator, "ConvTranspose"]
+
+
+def test_a_scale_before_a_transposed_convolution_and_another_reader_stays():
+    more = {"u": RANDOM.standard_normal((4, 6, 2, 2))}
+    rows = [START, ("Mul", "h s", "a"), ("ConvTranspose", "a u", "y"), ("Relu", "a", "z")]
+    assert "Mul" in kinds(rows, ("y", "z"), **more)

@@ -36,6 +36,7 @@ from repaconv.graph.nodes_and_constants import (
     Array,
     Writer,
     attribute,
+    constant,
     is_constant,
     is_read,
     is_read_once,
@@ -329,6 +330,8 @@ def composed_in_row(model: ir.Model, rewrite: str) -> Iterator[Change]:
         if node.graph is model.graph and not node.domain:
             if node.op_type == "Conv":
                 yield from _into_convolution_before(model, node, rewrite)
+            elif node.op_type == "ConvTranspose":
+                yield from _scale_before_transposed(model, node, rewrite)
             elif node.op_type in ("Mul", "Div", "Add", "Sub", "BatchNormalization"):
                 yield from _into_readers(model, node, rewrite)
 
@@ -383,6 +386,22 @@ def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> It
         _replace_by_conv(model, node, one, source)
         description = f"{first.name} -> Conv {list(one.weight.shape)}"
         yield Change(rewrite=rewrite, place=node.name or "", description=description)
+
+
+def _scale_before_transposed(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
+    """Fold a scale of channels into the transposed convolution that alone reads it; a shift differs at the border."""
+    x, weight = node.inputs[0], constant(node.inputs[1])
+    first = x.producer() if x is not None and is_read_once(x) else None
+    if x is None or first is None or first.domain or weight is None or len(weight) != (sizes(x) or (None, None))[1]:
+        return
+    found = scaled_channels(first, 1)
+    if found is None or found[2].any():
+        return
+    write = Writer(model, node)
+    scaled = write.constant(weight * found[1].reshape(-1, *[1] * (weight.ndim - 1)), node.inputs[1])
+    node.replace_input_with(0, found[0])
+    node.replace_input_with(1, scaled)
+    yield Change(rewrite=rewrite, place=first.name or "", description=f"{first.op_type} -> {node.name} after it")
 
 
 def _is_linear_graph_edge(kernel: Kernel) -> bool:

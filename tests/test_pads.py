@@ -166,3 +166,36 @@ def test_a_pad_that_another_operator_reads_stays():
     model.graph.node.append(onnx.helper.make_node("Sin", ["d"], ["z"]))
     model.graph.output.append(onnx.helper.make_tensor_value_info("z", TensorProto.DOUBLE, None))
     assert pads(onnx.shape_inference.infer_shapes(model)) == 1
+
+
+# --- Zeros before an average
+
+
+def average(value=0.0, widths=WIDTHS["before"], **more):
+    """A convolution, a Pad and an AveragePool."""
+    model = stem([("Identity", "c", "r")], value, widths, **more)
+    model.graph.node[-1].op_type = "AveragePool"
+    return model
+
+
+@pytest.mark.parametrize("widths", [WIDTHS["before"], WIDTHS["one side"]])
+@pytest.mark.parametrize("more", [{}, {"pads": [1, 1, 0, 0], "count_include_pad": 1}, {"strides": [1, 1]}])
+def test_zeros_before_an_average_that_counts_them_are_its_padding(widths, more):
+    assert pads(average(widths=widths, **more)) == 0
+
+
+@pytest.mark.parametrize("widths", [WIDTHS["before"], WIDTHS["one side"]])
+def test_the_runtime_counts_zeros_that_became_padding_of_an_average(widths):
+    given = padded(17, widths, pool="AveragePool")
+    after, _ = rewritten(given, [POOL_PADDING])
+    assert [node.op_type for node in after.graph.node] == ["Conv", "AveragePool"]
+    assert error(after, given) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"value": 1.0}, {"pads": [1, 1, 0, 0]}, {"widths": WIDTHS["as wide"]}, {"ceil_mode": 1}],
+    ids=["ones", "padding that is not counted", "as wide as the pool", "rounded up"],
+)
+def test_other_numbers_before_an_average_stay(more):
+    assert pads(average(**more)) == 1

@@ -1,8 +1,10 @@
-"""pool-padding: write a Pad before a MaxPool as the pool's own padding, or so that ONNX Runtime does not merge them.
+"""pool-padding: write a Pad before a pool as the pool's own padding, or so that ONNX Runtime does not merge them.
 
 A pool's own padding is minus infinity. Zeros do the same where no number is negative (Keras pads so after Relu), if
 every window has a pixel of the image: max(a, 0) = a. Elsewhere zeros may be the maximum. ONNX Runtime 1.31 merges them
 there, too, unless the Pad names its axes.
+
+An AveragePool that counts its padding takes zeros: PyTorch's older exporter writes each of its padded averages as both.
 """
 
 from __future__ import annotations
@@ -37,38 +39,43 @@ def apply(model: ir.Model) -> Iterator[Change]:
     """Merge every Pad into the MaxPools that read it, or let it name its axes if these are zeros; in place."""
     named = model.graph.opset_imports.get("", 0) >= NAMED
     for node in nodes_of(model, "Pad"):
+        if pad_value(node) == 0 and any(user.op_type == "AveragePool" for user in node.outputs[0].consumers()):
+            yield from _merged(model, node, "AveragePool")
         if not any(user.op_type == "MaxPool" for user in node.outputs[0].consumers()):
             continue
         fill = pad_value(node)
         if fill == -np.inf or (fill == 0 and _is_never_negative(node.inputs[0])):
-            yield from _merged(model, node)
+            yield from _merged(model, node, "MaxPool")
         elif fill == 0 and named:
             yield from _with_axes(model, node)
     clean(model)
 
 
-def _merged(model: ir.Model, node: ir.Node) -> Iterator[Change]:
+def _merged(model: ir.Model, node: ir.Node, operator: str) -> Iterator[Change]:
     """Write the Pad as padding of all its readers, if they are pools whose windows all have a pixel of the image."""
     out, pads = node.outputs[0], spatial_padding(node)
     pools = list(out.consumers())
-    sums = [_total_padding(pool, pads) if pool.graph is model.graph else None for pool in pools]
+    sums = [_total_padding(pool, pads, operator) if pool.graph is model.graph else None for pool in pools]
     whole = [each for each in sums if each is not None]
     if out.is_graph_output() or len(whole) < len(pools):
         return
     for pool, total in zip(pools, whole, strict=True):
         write = Writer(model, pool)
         known = {name: entry.value for name, entry in pool.attributes.items() if name != "auto_pad"}
-        new = shaped_like(write("MaxPool", node.inputs[0], **{**known, "pads": total}), pool.outputs[0])
+        counted = {"count_include_pad": 1} if operator == "AveragePool" else {}
+        new = shaped_like(write(operator, node.inputs[0], **{**known, "pads": total, **counted}), pool.outputs[0])
         write.replace(pool.outputs[0], new)
         yield Change(rewrite=POOL_PADDING.name, place=node.name or "", description=f"padding of {pool.name}")
 
 
-def _total_padding(pool: ir.Node, pads: list[int] | None) -> list[int] | None:
-    """The total padding of a Pad and the MaxPool after it; None if one MaxPool cannot pad so, or it is no MaxPool."""
+def _total_padding(pool: ir.Node, pads: list[int] | None, operator: str) -> list[int] | None:
+    """The total padding of a Pad and the pool after it; None if one ``operator`` cannot pad so, or it is another."""
     kernel = list(attribute(pool, "kernel_shape", ()))
     own = list(attribute(pool, "pads", None) or [0] * (2 * len(kernel)))
     plain = attribute(pool, "auto_pad", "NOTSET") in ("NOTSET", "VALID") and not attribute(pool, "ceil_mode", 0)
-    if pool.domain or pool.op_type != "MaxPool" or len(pool.outputs) > 1 or not plain:
+    if pool.domain or pool.op_type != operator or len(pool.outputs) > 1 or not plain:
+        return None
+    if operator == "AveragePool" and any(own) and not attribute(pool, "count_include_pad", 0):
         return None
     if pads is None or len(pads) != len(own) or any(step != 1 for step in attribute(pool, "dilations", ())):
         return None
@@ -112,4 +119,9 @@ def _with_axes(model: ir.Model, node: ir.Node) -> Iterator[Change]:
     )
 
 
-POOL_PADDING = Rewrite("pool-padding", "a Pad of zeros or minus infinity that MaxPools read", apply, keeps=True)
+POOL_PADDING = Rewrite(
+    "pool-padding",
+    "a Pad of zeros or minus infinity that MaxPools read, or of zeros that AveragePools read",
+    apply,
+    keeps=True,
+)

@@ -23,7 +23,7 @@ from torch.nn import functional
 import repaconv as rc
 from repaconv.core.errors import EnvironmentProblem, Refused
 from repaconv.graph.float64_rewriting import rewritten_in_float64
-from repaconv.graph.graph_without_weights import check, write_model
+from repaconv.graph.graph_without_weights import check, refer_to_file, write_model
 from repaconv.graph.nodes_and_constants import Writer
 from repaconv.results import VerifyArtefact
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
@@ -424,10 +424,16 @@ def test_a_graph_with_large_weights_runs_from_a_file_that_goes_again(tmp_path, m
     model = written(graph(nodes, weights, {"z": (F, [2, 64])}, {"x": (F, [2, 64])}))
     feeds = {"x": RANDOM.standard_normal((2, 64)).astype(np.float32)}
     plain = load_onnx(model).run(feeds)
-    monkeypatch.setattr(model_runners, "LARGE_BYTES", 1)
+    written_to = []
+    monkeypatch.setattr(
+        model_runners, "refer_to_file", lambda *given: written_to.append(given[-1]) or refer_to_file(*given)
+    )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(model_runners, "FILE_BYTES", 2 * 64 * 64 * 4)
+    np.testing.assert_array_equal(load_onnx(model).run(feeds)["z"], plain["z"])
+    monkeypatch.setattr(model_runners, "LARGE_BYTES", 1)
     session = load_onnx(model)
-    assert [file.name for file in tmp_path.iterdir()] == ["net.onnx"]
+    assert (len(written_to), [file.name for file in tmp_path.iterdir()]) == (2, ["net.onnx"])
     np.testing.assert_allclose(session.run(feeds)["z"], plain["z"], rtol=1e-5, atol=1e-5)
     monkeypatch.setattr(model_runners, "scratch_folder", full_disk)
     np.testing.assert_array_equal(load_onnx(model).run(feeds)["z"], plain["z"])

@@ -542,7 +542,7 @@ def test_a_graph_rounded_otherwise_runs_on_all_probes_and_is_let_go(monkeypatch)
     model = NETS["pixels"].model()
     feeds = probes(model, load_onnx(model.SerializeToString()).run).feeds
     opened = []
-    monkeypatch.setattr(rounding, "load_onnx", lambda content: opened.append(content) or load_onnx(content))
+    monkeypatch.setattr(rounding, "load_onnx", lambda *content: opened.append(content) or load_onnx(*content))
     right = Evaluated(model)
     right.run(feeds[0])
     other = rounding.Jittered(right, 1e-6, 0, feeds)

@@ -6,7 +6,8 @@ takes three times a graph's size to serialize it: files are written weight by we
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,12 +166,26 @@ def _has_rank(value: onnx.ValueInfoProto) -> bool:
     return bool(value.type.tensor_type.HasField("shape"))
 
 
-def split_off_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
-    """Split a graph into one without its large weights of plain types, and these weights by name."""
+Numbers = Mapping[str, Callable[[], NDArray[Any]]]
+"""Large weights by name: functions that return their numbers, so that the numbers of one weight are held at a time."""
+
+
+def split_off_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Numbers]:
+    """Split a graph into one without its large weights of plain types, and these weights."""
     from onnx import numpy_helper
 
     bare, large = mark_as_external(model)
-    return bare, {name: numpy_helper.to_array(weight) for name, weight in large.items()}
+    return bare, {name: partial(numpy_helper.to_array, weight) for name, weight in large.items()}
+
+
+def bytes_of(bare: onnx.ModelProto, weights: Numbers) -> int:
+    """Return how many bytes the weights of a graph take that are marked as external."""
+    import onnx
+
+    types = {
+        weight.name: (weight.data_type, weight.dims) for weight in bare.graph.initializer if weight.name in weights
+    }
+    return sum(onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize * prod(dims) for kind, dims in types.values())
 
 
 def mark_as_external(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
@@ -210,14 +225,14 @@ def _as_external(weight: onnx.TensorProto) -> onnx.TensorProto:
     return found
 
 
-def refer_to_file(bare: onnx.ModelProto, weights: Mapping[str, NDArray[Any]], path: Path) -> onnx.ModelProto:
+def refer_to_file(bare: onnx.ModelProto, weights: Numbers, path: Path) -> onnx.ModelProto:
     """Write the weights of a graph that are marked as external to a file; return the graph with their places in it."""
     found = with_initializers(bare, bare.graph.initializer)
     with path.open("wb") as file:
         for weight in found.graph.initializer:
             if weight.name not in weights:
                 continue
-            array = np.ascontiguousarray(weights[weight.name])
+            array = np.ascontiguousarray(weights[weight.name]())
             if array.nbytes:
                 file.seek(-(-file.tell() // PAGE_BYTES) * PAGE_BYTES)
             del weight.external_data[:]

@@ -45,8 +45,8 @@ from repaconv.verification.tolerances import FLOAT32
 if TYPE_CHECKING:
     import onnx
 
-NODES_AT_ONCE = 64
-"""Nodes whose values are held at a time."""
+NODES_AT_ONCE, WEIGHT_BYTES_AT_ONCE = 64, 2**25
+"""Nodes whose values are held at a time, and bytes of the weights that they read, if they are several nodes."""
 COORDINATES = ("Resize", "Upsample")
 """Operators that compute coordinates in float32, whatever the type of their values is. The error of the coordinate of
 pixel n is about n * 2**-24, and neighboring pixels of random images differ by more than their own size."""
@@ -165,8 +165,8 @@ class _Inference:
 class _RuntimeValues:
     """The values of a graph in ONNX Runtime without fusions, for `NODES_AT_ONCE` nodes at a time.
 
-    The graph is cut into pieces of this many nodes. Each piece runs in a session of its own, on values of earlier
-    pieces. Every node is therefore computed once, and `_Inference` frees a value after its last use.
+    The graph is cut into pieces (`_cut`). Each piece runs in a session of its own, on values of earlier pieces. Every
+    node is therefore computed once, and `_Inference` frees a value after its last use.
 
     Attributes:
         reference: The graph's evaluator in float64.
@@ -181,7 +181,7 @@ class _RuntimeValues:
         self.reference, self.agreed = reference, set[Any]()
         nodes = model.graph.node
         self.made = {name for node in nodes for name in node.output if name}
-        cut = [nodes[start : start + NODES_AT_ONCE] for start in range(0, len(nodes), NODES_AT_ONCE)]
+        cut = _cut(model.graph)
         at = {name: place for place, piece in enumerate(cut) for node in piece for name in node.output}
         self.compared: list[list[Any]] = [[] for _ in cut]
         place = 0
@@ -199,6 +199,21 @@ class _RuntimeValues:
             later = later.union(*({*names_read(node.onnx_node), *node.output} for node in compared))
         self.later.reverse()
         self.pieces.reverse()
+
+
+def _cut(graph: onnx.GraphProto) -> list[list[onnx.NodeProto]]:
+    """The nodes of a graph in pieces, of `NODES_AT_ONCE` nodes and `WEIGHT_BYTES_AT_ONCE` of weights at most."""
+    size = {weight.name: weight.ByteSize() for weight in graph.initializer}
+    found: list[list[onnx.NodeProto]] = []
+    held = inf
+    for node in graph.node:
+        reads = sum(size.get(name, 0) for name in names_read(node))
+        held += reads
+        if held > WEIGHT_BYTES_AT_ONCE or len(found[-1]) == NODES_AT_ONCE:
+            found.append([])
+            held = reads
+        found[-1].append(node)
+    return found
 
 
 class _Piece:

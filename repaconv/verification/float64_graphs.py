@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from math import frexp, inf, isfinite, prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -28,13 +29,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import onnx
+    import onnx_ir as ir
+    from threadpoolctl import ThreadpoolController
 
 RUNTIME = "a float64 copy under ONNX Runtime"
 REFERENCE = "onnx's reference implementation in float64, convolutions and pools by NumPy"
 LACKED = ("Conv", "ConvTranspose", "GRU", "LSTM")
 """Operators without a working float64 kernel in ONNX Runtime; a graph with one is not loaded there at all."""
-CACHED_WEIGHT_BYTES = 2**28
-"""Bytes of float64 weights that are kept between inferences, in addition to the open sessions."""
+CACHED_WEIGHT_BYTES, THREADED_WEIGHT_BYTES = 2**26, 2**28
+"""Bytes of float64 weights that are kept between inferences: on one thread, and on several."""
+VALUES_SHARE = 4
+"""If weights are not kept, the values of the inputs that go through a graph together take at most this fraction of the
+weights' memory."""
 BYTES_AT_ONCE = 2**30
 """Bytes of values up to which several inputs are evaluated at a time."""
 
@@ -93,10 +99,19 @@ def _session(model: onnx.ModelProto, weights: Weights) -> Session:
     given, large = mark_as_external(model)
     bare, apart = split_off_weights(widened(given))  # also those in half precision, which can be apart once widened
     kinds = {weight.name: ir.DataType(weight.data_type) for weight in bare.graph.initializer}
-    apart |= {name: converted(weight, kinds[name]) for name, weight in large.items()}
-    for name, weight in weights.items():
-        apart[name] = np.ascontiguousarray(weight.numpy(), kinds[name].numpy())
-    return load_onnx(bare, apart, as_written=True)
+    return load_onnx(
+        bare,
+        {
+            **apart,
+            **{name: partial(converted, weight, kinds[name]) for name, weight in large.items()},
+            **{name: partial(_numbers, weight, kinds[name]) for name, weight in weights.items()},
+        },
+        as_written=True,
+    )
+
+
+def _numbers(weight: ir.TensorProtocol, kind: ir.DataType) -> Array:
+    return np.ascontiguousarray(weight.numpy(), kind.numpy())
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -174,30 +189,28 @@ class ReferenceEvaluation:
         """Run the graph on each of several float64 inputs.
 
         Several at a time, each in a thread. If its weights are too large to be kept, inputs go through it node by node
-        instead: as many as have values that take no more memory than the weights.
-        """
-        if self._bytes <= CACHED_WEIGHT_BYTES:
-            with self.weights_kept(CACHED_WEIGHT_BYTES):
-                return self._run_in_threads(calls)
-        found, together = list[dict[str, Any]](), 1
-        while len(found) < len(calls):
-            outputs, largest = self._run_together(calls[len(found) : len(found) + together])
-            found += outputs
-            together = max(1, int(self._bytes * together / max(largest, 1)))
-        return found
-
-    def _run_in_threads(self, calls: Sequence[Feeds]) -> list[dict[str, Any]]:
-        """Evaluate several inputs in parallel, each on one of BLAS's threads; returns the outputs of each input.
-
-        Most operations of a network are too small for several threads, which would wait for each other longer than they
-        compute. The memory of the values, relative to an input, is estimated from the two smallest inputs.
+        instead: as many as have values that take little memory, compared with the weights.
         """
         from threadpoolctl import ThreadpoolController
 
         blas = ThreadpoolController().select(user_api="blas")
         threads = min(len(calls), max((library["num_threads"] for library in blas.info()), default=1))
-        if threads <= 1:
-            return [self.run(feeds) for feeds in calls]
+        if self._bytes <= (THREADED_WEIGHT_BYTES if threads > 1 else CACHED_WEIGHT_BYTES):
+            with self.weights_kept(inf):
+                return self._run_in_threads(calls, blas, threads) if threads > 1 else [*map(self.run, calls)]
+        found, together = list[dict[str, Any]](), 1
+        while len(found) < len(calls):
+            outputs, largest = self._run_together(calls[len(found) : len(found) + together])
+            found += outputs
+            together = max(1, int(self._bytes * together / max(VALUES_SHARE * largest, 1)))
+        return found
+
+    def _run_in_threads(self, calls: Sequence[Feeds], blas: ThreadpoolController, threads: int) -> list[dict[str, Any]]:
+        """Evaluate several inputs in parallel, each on one of BLAS's threads; returns the outputs of each input.
+
+        Most operations of a network are too small for several threads, which would wait for each other longer than they
+        compute. The memory of the values, relative to an input, is estimated from the two smallest inputs.
+        """
         given = [sum(array.nbytes for array in feeds.values()) for feeds in calls]
         waiting, found = sorted(range(len(calls)), key=lambda at: -given[at]), dict[int, dict[str, Any]]()
         times, started = 0.0, [waiting.pop(), waiting.pop()]  # how many times an input's bytes its values take

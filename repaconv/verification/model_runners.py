@@ -19,7 +19,7 @@ from repaconv.core.temporary_folders import scratch_folder
 from repaconv.core.thread_pool import usable_cpus
 from repaconv.engines.contract import Array, Engine, Feeds, GpuSession, GpuTimed, Port, Session, SessionSpec
 from repaconv.engines.session_loading import load_session
-from repaconv.graph.graph_without_weights import refer_to_file, split_off_weights
+from repaconv.graph.graph_without_weights import Numbers, bytes_of, refer_to_file, split_off_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -277,25 +277,25 @@ class Images:
         return self._fixed_batch.run({self._input_name: images})[self._output_name]
 
 
-LARGE_BYTES = 2**29
-"""Bytes of weights from which a session that is not timed reads them from a file and keeps no prepacked copy."""
+FILE_BYTES, LARGE_BYTES = 2**23, 2**29
+"""Bytes of weights from which a session that is not timed reads them from a file, and keeps no prepacked copy."""
 
 
 def load_onnx(
     model: Path | bytes | onnx.ModelProto,
-    weights: Path | Mapping[str, Array] | None = None,
+    weights: Path | Numbers | None = None,
     *,
     timed: bool = False,
     as_written: bool = False,
 ) -> Session:
     """Open an ONNX Runtime session on all cores that this process may use.
 
-    Weights of a model in memory are passed as arrays: serializing and parsing them would hold three copies. Large ones
-    are written to a temporary file, which the runtime maps; it copies arrays.
+    Weights of a model in memory are passed as arrays: serializing and parsing them would hold three copies. Many are
+    written to a temporary file, one by one, which the runtime maps; of arrays, it makes two more copies.
 
     Args:
         model: A path, a serialized model or a model.
-        weights: The model's external weights by name, or the folder that has them.
+        weights: The model's external weights, or the folder that has them.
         timed: Whether the session will be benchmarked. If not, and the model is in memory, the session releases memory
             after every inference, since a comparison holds several sessions.
         as_written: Whether to turn off fusions.
@@ -304,16 +304,18 @@ def load_onnx(
     lean = not (isinstance(model, Path) or timed)
     spec = SessionSpec(threads=usable_cpus(), lean=lean, as_written=as_written)
     if isinstance(model, Path | bytes):
-        return load_session(engine, model, replace(spec, weights=weights))
-    bare, weights = (model, weights) if weights else split_off_weights(model)
+        return load_session(engine, model, spec)
+    bare, apart = (model, weights) if weights else split_off_weights(model)
     with ExitStack() as stack:
-        if lean and isinstance(weights, Mapping) and sum(array.nbytes for array in weights.values()) >= LARGE_BYTES:
+        size = 0 if isinstance(apart, Path) else bytes_of(bare, apart)
+        if lean and not isinstance(apart, Path) and size >= FILE_BYTES:
             with suppress(EnvironmentProblem, OSError):  # a full disk: they are passed as arrays then
                 folder = stack.enter_context(scratch_folder())  # the mapping outlives the file
-                bare = refer_to_file(bare, weights, folder / "weights")
-                weights, spec = folder, replace(spec, no_prepacking=True)
+                bare, apart = refer_to_file(bare, apart, folder / "weights"), folder
+                spec = replace(spec, no_prepacking=size >= LARGE_BYTES)
                 release_freed_memory()
-        return load_session(engine, bare.SerializeToString(), replace(spec, weights=weights))
+        held = apart if isinstance(apart, Path) else {name: numbers() for name, numbers in apart.items()}
+        return load_session(engine, bare.SerializeToString(), replace(spec, weights=held))
 
 
 def image_model(model: Path | bytes) -> Images:

@@ -333,7 +333,8 @@ class Jittered:
                     known |= zip(map(key_of, probes), found, strict=True)
                 runner: Runner = exact
             else:
-                runner = load_onnx(moved_weights(self.graph.model, *how))
+                model, weights = _moved_apart(self.graph.model, *how)
+                runner = load_onnx(model, {name: weight.numpy for name, weight in weights.items()})
             for probe in probes:
                 with suppress(Exception):  # any exception of the runtime; it is raised again when this probe is needed
                     if key_of(probe) not in known:
@@ -413,9 +414,15 @@ def _weights_of(model: onnx.ModelProto, anew: Collection[str]) -> Callable[[str,
 
 
 def _moved_apart(
-    model: onnx.ModelProto, by: float, seed: int, coarse: Mapping[str, float], anew: Collection[str], *, double: bool
+    model: onnx.ModelProto,
+    by: float,
+    seed: int,
+    coarse: Mapping[str, float],
+    anew: Collection[str],
+    *,
+    double: bool = False,
 ) -> tuple[onnx.ModelProto, Weights]:
-    """The graph of `moved_weights` for `Float64`: large weights are apart, and moved when they are read.
+    """The graph of `moved_weights`: large weights are apart, and moved when they are read.
 
     ``double``: weights are widened first, so that float64 numbers are moved.
     """

@@ -7,6 +7,8 @@ import pytest
 from folded_operators import operators_after_folding
 from test_fold_onnx import graph
 
+from repaconv.rewrites.fold import selections_of_concats
+
 SHAPE = (2, 5, 4)
 X = np.random.default_rng(0).standard_normal(SHAPE)
 TOKEN = np.random.default_rng(1).standard_normal((2, 2, 4))
@@ -73,3 +75,19 @@ def test_a_slice_along_another_axis_stays():
 def test_lengths_that_are_dynamic():
     rows = [*START, ("Slice", "c f t axis", "p"), END]
     assert "Concat" in kinds(*rows, shape=(2, "n", 4), f=[2], t=[7], axis=[1])
+
+
+def test_sizes_are_read_once_for_all_slices_of_a_concat(monkeypatch):
+    count = 60
+    parts = [("Tanh" if at % 2 else "Sin", "x", f"p{at}") for at in range(count)]
+    rows = [*parts, ("Concat", " ".join(f"p{at}" for at in range(count)), "c", {"axis": 1})]
+    ends = {f"e{at}": [5 * at] for at in range(count + 1)} | {"axis": [1]}
+    rows += [("Slice", f"c e{at} e{at + 1} axis", f"s{at}") for at in range(count)]
+    rows += [("Softmax", f"s{at}", f"y{at}") for at in range(count)]
+    numbers = {name: np.array(number) for name, number in ends.items()}
+    outputs = [f"y{at}" for at in range(count)]
+    read, sizes = [], selections_of_concats.sizes
+    monkeypatch.setattr(selections_of_concats, "sizes", lambda value: read.append(value) or sizes(value))
+    found = operators_after_folding(graph(rows, numbers, {"x": SHAPE}, outputs), X)
+    assert not {"Concat", "Slice"} & set(found)
+    assert len(read) < 10 * count

@@ -129,14 +129,17 @@ def clean(model: ir.Model) -> None:
 
 def remove_unused(model: ir.Model) -> None:
     """Remove nodes, initializers and optional outputs that nothing reads."""
+    import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     if any(map(_has_more_to_remove, model.graph)):
         RemoveUnusedNodesPass()(model)
         return
+    unused = set[ir.Node]()
     for node in reversed(model.graph):
-        if not any(map(is_read, node.outputs)):
-            model.graph.remove(node, safe=True)
+        if not any(value.is_graph_output() or not unused.issuperset(value.consumers()) for value in node.outputs):
+            unused.add(node)
+    model.graph.remove(unused, safe=True)  # one by one, it would look through all outputs of the graph for each
     for name, value in tuple(model.graph.initializers.items()):
         if not (is_read(value) or value.is_graph_input()):
             del model.graph.initializers[name]

@@ -217,7 +217,10 @@ class Writer:
             new.name, new.shape, new.dtype = name, old.shape, old.dtype
         elif new.shape is None:
             new.shape = old.shape
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        while old.is_graph_output():  # onnx-ir looks through all outputs in Python, for each that it replaces
+            outputs = old.graph.outputs
+            outputs[outputs.index(old)] = new
+        ir.convenience.replace_all_uses_with(old, new)
 
 
 def _fresh(graph: ir.Graph, stem: str) -> str:

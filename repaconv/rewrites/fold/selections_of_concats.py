@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from repaconv.graph.canonical_form import shorten_views
 from repaconv.graph.index_selections import Selection, are_consecutive, selection_of
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
 def apply(model: ir.Model) -> Iterator[Change]:
     """Let each selection along the axis of a Concat read the input of it that has all that is selected; in place."""
     changes: list[Change] = []
+    ends: Ends = {}
     for node in nodes_of(model, *SELECTIONS):
         read = [value for value in node.outputs if is_read(value)]
-        found = [(value, chosen, part) for value in read if (chosen := selection_of(value)) and (part := _part(chosen))]
+        found = [
+            (value, chosen, part) for value in read if (chosen := selection_of(value)) and (part := _part(chosen, ends))
+        ]
         if len(found) < len(read):
             continue  # the Split stays for one output, and its others cost nothing there
         for value, chosen, (source, places) in found:
@@ -45,20 +49,30 @@ def apply(model: ir.Model) -> Iterator[Change]:
     yield from changes
 
 
-def _part(chosen: Selection) -> tuple[ir.Value, np.ndarray] | None:
+Ends = dict["ir.Node", "NDArray[np.int64] | None"]
+"""Where the inputs of each Concat end along its axis; None if that is not known."""
+
+
+def _part(chosen: Selection, ends: Ends) -> tuple[ir.Value, np.ndarray] | None:
     """The input of a Concat that has all that is selected, and its places there; None if there is none."""
     concat, rank = made_by(chosen.value, "Concat"), len(sizes(chosen.value) or ())
     if concat is None or int(attribute(concat, "axis", 0)) % rank != chosen.axis:
         return None
-    shapes = [shape for value in concat.inputs if (shape := sizes(value)) is not None]
-    lengths = as_numbers(shape[chosen.axis] for shape in shapes)
-    if lengths is None or len(shapes) < len(concat.inputs):
+    if concat not in ends:
+        ends[concat] = _ends(concat, chosen.axis)
+    known = ends[concat]
+    if known is None:
         return None
     first = int(chosen.places.min())
-    ends = np.cumsum(lengths)
-    at = int(np.searchsorted(ends, first, side="right"))
-    start, source = int(ends[at]) - lengths[at], concat.inputs[at]
-    return None if source is None or int(chosen.places.max()) >= ends[at] else (source, chosen.places - start)
+    at = int(np.searchsorted(known, first, side="right"))
+    start, source = int(known[at - 1]) if at else 0, concat.inputs[at]
+    return None if source is None or int(chosen.places.max()) >= known[at] else (source, chosen.places - start)
+
+
+def _ends(concat: ir.Node, axis: int) -> NDArray[np.int64] | None:
+    shapes = [shape for value in concat.inputs if (shape := sizes(value)) is not None]
+    lengths = as_numbers(shape[axis] for shape in shapes)
+    return None if lengths is None or len(shapes) < len(concat.inputs) else np.cumsum(lengths)
 
 
 def _selected(write: Writer, source: ir.Value, places: np.ndarray, chosen: Selection, value: ir.Value) -> ir.Value:

@@ -35,7 +35,7 @@ def error_function(x: NDArray[Any]) -> NDArray[np.float64]:
     It is the Taylor polynomial of degree 5 around the nearest kept value, at most 2**-11 away: the next term is less
     than 2**-66 of the result.
     """
-    return _in_parts(_error_function, np.asarray(x, np.float64))
+    return in_parts(_error_function, np.asarray(x, np.float64))
 
 
 def _error_function(x: NDArray[Any]) -> NDArray[Any]:
@@ -52,7 +52,7 @@ def _error_function(x: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(np.copysign(total, x, out=total))
 
 
-def _in_parts(function: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any]) -> NDArray[Any]:
+def in_parts(function: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any]) -> NDArray[Any]:
     """Apply a function of single numbers to some at a time, so that intermediate arrays stay in the cache."""
     found = np.empty(x.shape, x.dtype)
     given, into = x.reshape(-1), found.reshape(-1)
@@ -313,11 +313,11 @@ def _pointwise_operators() -> list[Any]:
 
     class Gelu(OpRun):  # type: ignore[misc]
         def _run(self, x: Any, approximate: str | None = None) -> Any:
-            return (_in_parts(_gelu_by_tanh if approximate == "tanh" else _gelu, x),)
+            return (in_parts(_gelu_by_tanh if approximate == "tanh" else _gelu, x),)
 
     class Sigmoid(OpRun):  # type: ignore[misc]
         def _run(self, x: Any) -> Any:
-            return (_in_parts(_sigmoid, x),)
+            return (in_parts(_sigmoid, x),)
 
     class Expand(OpRun):  # type: ignore[misc]
         def _run(self, x: Any, shape: Any) -> Any:

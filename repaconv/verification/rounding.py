@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from repaconv.graph.float64_rewriting import Weights, converted
 from repaconv.graph.operator_facts import ARITHMETIC
 from repaconv.verification.float64_graphs import Float64, wide, widened
+from repaconv.verification.float64_operators import in_parts
 from repaconv.verification.graph_with_cached_outputs import Evaluated, key_of
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.tolerances import EXPORTED_RTOL, FLOAT32
@@ -463,7 +464,11 @@ def _jitter(numbers: Array, by: float, generator: np.random.Generator) -> Array:
     if numbers.dtype.kind != "f":
         return numbers
     single = numbers.dtype.itemsize < np.dtype(np.float64).itemsize
-    factors = generator.standard_normal(numbers.shape, np.float32 if single else np.float64)
-    factors *= by
-    factors += 1
-    return np.asarray(numbers * factors).astype(numbers.dtype)
+
+    def moved(here: Array) -> Array:
+        factors = generator.standard_normal(here.shape, np.float32 if single else np.float64)
+        factors *= by
+        factors += 1
+        return np.asarray(here * factors)
+
+    return in_parts(moved, numbers)  # random numbers of a whole weight would be written to memory three times

@@ -25,10 +25,10 @@ from repaconv.graph.model_rewriting import rewritten
 from repaconv.results import Reason, Tolerance
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.sources.source_of_run import source_model_of
-from repaconv.verification import folded_graph_verification
+from repaconv.verification import folded_graph_verification, graph_with_cached_outputs, rounding
 from repaconv.verification.comparison import Comparison, PerNeighborhood
 from repaconv.verification.float64_graphs import Float64
-from repaconv.verification.folded_graph_verification import verification_links
+from repaconv.verification.folded_graph_verification import require_runnable, verification_links
 from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.rounding import MEASURED, ROUNDING_SAMPLES, Jittered, Rounding, network_rounding
 from repaconv.verification.tolerances import tolerance
@@ -553,6 +553,50 @@ def test_a_moved_graph_has_the_same_weights_in_float32_and_float64():
     single, exact, unmoved = other.run(feeds)["y"], other.truth(feeds)["y"], graph.truth(feeds)["y"]
     assert np.abs(single - exact).max() < 1e-5 * np.abs(exact).max()
     assert np.abs(exact - unmoved).max() > 1e-4 * np.abs(exact).max()
+
+
+def test_a_moved_graph_of_few_weights_runs_in_float32_on_what_is_needed_in_one_session(monkeypatch):
+    """Where several probes needed it, it runs on all others before another graph takes its place."""
+    graph, opened = Evaluated(ill_conditioned()), list[Any]()
+    feeds = graph.probes.feeds
+    load = rounding.load_onnx
+    monkeypatch.setattr(rounding, "load_onnx", lambda model: opened.append(Counted(load(model))) or opened[-1])
+    one, other = Jittered(graph, 1e-3, 0, feeds), Jittered(graph, 1e-3, 1, feeds)
+    one.others, other.others = [other], [one]
+    found = [one.run(each)["y"] for each in feeds[:2]]
+    assert [session.runs for session in opened] == [2]
+    other.run(feeds[0])
+    assert [session.runs for session in opened] == [len(feeds), 1]
+    other.close()
+    found += [one.run(each)["y"] for each in feeds[2:]]
+    assert [session.runs for session in opened] == [len(feeds), 1]
+    monkeypatch.setattr(Evaluated, "may_stay_open", False)
+    large = Jittered(graph, 1e-3, 0, feeds)
+    for each, numbers in zip(feeds, found, strict=True):
+        np.testing.assert_array_equal(large.run(each)["y"], numbers)
+    assert [session.runs for session in opened[2:]] == [len(feeds)]
+
+
+class Counted:
+    def __init__(self, session):
+        self.session, self.runs = session, 0
+
+    def run(self, feeds):
+        self.runs += 1
+        return self.session.run(feeds)
+
+
+def test_a_graph_of_few_weights_is_loaded_once_until_it_is_compared(monkeypatch):
+    graph, opened = Evaluated(ill_conditioned()), list[Any]()
+    load = evaluated_graph.load_onnx
+    monkeypatch.setattr(graph_with_cached_outputs, "load_onnx", lambda model: opened.append(model) or load(model))
+    require_runnable(Path("net.onnx"), graph)
+    verification_links(Path("net.onnx"), graph, Evaluated(ill_conditioned()), few=True)
+    assert len(opened) == 2
+    assert "session" not in vars(graph)
+    monkeypatch.setattr(Evaluated, "may_stay_open", False)
+    require_runnable(Path("net.onnx"), large := Evaluated(ill_conditioned()))
+    assert "session" not in vars(large)
 
 
 def test_a_moved_graph_runs_in_float64_on_the_probe_that_is_needed_and_then_on_all_others(monkeypatch):

@@ -322,6 +322,8 @@ class _GraphComparison:
         given = partial(Jittered, self.before, JITTER_SHARE * (self.allowed.rtol or 0.0))
         self.moved_written = [written(seed, feeds, {}, (self.before,)) for seed in range(ROUNDING_SAMPLES)]
         self.moved = [given(seed, feeds, self.coarse, (self.after,)) for seed in range(ROUNDING_SAMPLES)]
+        for one in (*self.moved, *self.moved_written):
+            one.others += [other for other in self.moved if other is not one]
         self._prepared_for = feeds
 
     def links(self, *, fp32_alone: bool = False) -> tuple[Link, ...]:
@@ -805,7 +807,8 @@ def _numbers(weight: onnx.TensorProto) -> tuple[int, bytes]:
 def require_runnable(source: Path, graph: Evaluated) -> None:
     """Refuse a graph that ONNX Runtime does not load, or does not run on any inputs that were found, before it folds.
 
-    The inputs that were found, and the outputs on them, are kept for the comparison; the session is released.
+    The inputs that were found, and the outputs on them, are kept for the comparison, and so is the session of a graph
+    that is not large.
 
     Raises:
         Refused: If it does not run.
@@ -819,7 +822,8 @@ def require_runnable(source: Path, graph: Evaluated) -> None:
     except Unrunnable as error:
         raise unrunnable(source, graph.model, error) from error
     finally:
-        graph.close()
+        if not graph.may_stay_open:
+            graph.close()
 
 
 def _require_opened(source: Path, graph: Evaluated, *, folded: bool = False) -> None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 EXPENSIVE_MACS = 10**9
 """Multiply-accumulate operations per image above which a graph is verified on fewer batches, to save time."""
 
+KEPT_SESSION_BYTES = 2**27
+"""Bytes of weights up to which a session that is needed again stays open, instead of being loaded a second time."""
+
 
 class Evaluated:
     """A graph with cached outputs; a `repaconv.verification.model_runners.Runner`. Callers must not modify the outputs.
@@ -55,6 +58,12 @@ class Evaluated:
         """Release the session, which is as large as the weights; cached outputs are kept, and it reopens on demand."""
         if self.__dict__.pop("session", None) is not None:
             release_freed_memory()
+
+    @cached_property
+    def may_stay_open(self) -> bool:
+        """Whether its weights are so few that its session may stay open until it is needed again."""
+        size: int = sum(weight.ByteSize() for weight in self.model.graph.initializer)
+        return size <= KEPT_SESSION_BYTES
 
     @property
     def inputs(self) -> tuple[Port, ...]:

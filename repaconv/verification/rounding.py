@@ -41,7 +41,7 @@ from repaconv.verification.tolerances import EXPORTED_RTOL, FLOAT32
 if TYPE_CHECKING:
     import onnx
 
-    from repaconv.engines.contract import Feeds
+    from repaconv.engines.contract import Feeds, Session
     from repaconv.sources.source_model import NetworkForm, SourceModel
     from repaconv.verification.model_runners import Runner
 
@@ -277,8 +277,8 @@ class Jittered:
     """A graph whose weights and inputs are slightly moved, to show how far rounding moves its outputs.
 
     It is as large as the graph, and several of them are needed. To save memory, its first run closes the sessions of
-    the compared graphs, runs on all probes, keeps their outputs, and closes its own session. In float64, the first run
-    is on the probe that is needed, and the second one on all others.
+    the other graphs. A large graph also runs on all probes then, keeps their outputs, and closes its own session. In
+    float64, the first run is on the probe that is needed, and the second one on all others.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Jittered:
         seed: int,
         probes: Sequence[Feeds],
         coarse: Mapping[str, float] = MappingProxyType({}),
-        others: Sequence[Evaluated] = (),
+        others: Iterable[Evaluated | Jittered] = (),
         *,
         anew: Collection[str] = (),
         double: bool = False,
@@ -306,9 +306,10 @@ class Jittered:
             double: Whether it runs in float64.
         """
         self.graph, self.by, self.seed, self.probes, self.coarse, self.anew = graph, by, seed, probes, coarse, anew
-        self.others, self.double = others, double
+        self.others, self.double = [*others], double
         self._known: dict[bytes, Mapping[str, Any]] = {}
         self._exact: dict[bytes, Mapping[str, Any]] = {}
+        self._session: Session | None = None
 
     def run(self, feeds: Feeds) -> Mapping[str, Any]:
         """See `repaconv.verification.model_runners.Runner`."""
@@ -318,31 +319,45 @@ class Jittered:
         """Return the outputs of the moved graph on the moved inputs in float64."""
         return self._of(feeds, self._exact, in_float64=True)
 
+    def close(self) -> None:
+        """Release the session. If several probes needed it, others are likely to: it runs on these before."""
+        if self._session is not None and len(self._known) > 1:
+            self._run_on(self._session, self.probes, self._known)
+        self._session = None
+
     def _of(self, feeds: Feeds, known: dict[bytes, Mapping[str, Any]], *, in_float64: bool) -> Mapping[str, Any]:
         key = key_of(feeds)
         if key not in known:
             for graph in (self.graph, *self.others):
                 graph.close()
             how = self.by, self.seed, self.coarse, self.anew
-            # In float64 an inference takes as long as moving the weights does, and most comparisons need a single one.
-            alone = in_float64 and not known
-            probes = [feeds] if alone else [probe for probe in self.probes if key_of(probe) not in known]
             if in_float64:
+                # An inference takes as long as moving the weights does, and most comparisons need a single one.
+                probes = [feeds] if not known else [probe for probe in self.probes if key_of(probe) not in known]
                 exact = Float64(*_moved_apart(self.graph.model, *how, double=self.double))
                 with suppress(Exception):  # evaluation raises many classes; then each probe runs by itself
                     found = exact.run_all([*map(self._moved, probes)])
                     known |= zip(map(key_of, probes), found, strict=True)
+                self._run_on(exact, probes, known)
                 runner: Runner = exact
             else:
-                model, weights = _moved_apart(self.graph.model, *how)
-                runner = load_onnx(model, {name: weight.numpy for name, weight in weights.items()})
-            for probe in probes:
-                with suppress(Exception):  # any exception of the runtime; it is raised again when this probe is needed
-                    if key_of(probe) not in known:
-                        known[key_of(probe)] = runner.run(self._moved(probe))
+                if self._session is None:
+                    model, weights = _moved_apart(self.graph.model, *how)
+                    self._session = load_onnx(model, {name: weight.numpy for name, weight in weights.items()})
+                runner = self._session
+                if not self.graph.may_stay_open:
+                    self._run_on(runner, self.probes, known)
+                    self._session = None
             if key not in known:
                 known[key] = runner.run(self._moved(feeds))
         return known[key]
+
+    def _run_on(self, runner: Runner, probes: Iterable[Feeds], known: dict[bytes, Mapping[str, Any]]) -> None:
+        """Keep the outputs on probes of which they are not known yet."""
+        for probe in probes:
+            with suppress(Exception):  # any exception of the runtime; it is raised again when this probe is needed
+                if key_of(probe) not in known:
+                    known[key_of(probe)] = runner.run(self._moved(probe))
 
     def _moved(self, probe: Feeds) -> Feeds:
         inputs = {name: wide(array) for name, array in probe.items()} if self.double else probe

@@ -11,6 +11,7 @@ from onnx import TensorProto, numpy_helper
 
 import repaconv as rc
 from repaconv.graph.discrete_outputs import has_constant_decision
+from repaconv.graph.element_type_conversion import as_float32
 from repaconv.graph.float64_rewriting import (
     is_float64_convertible,
     is_only_rounded,
@@ -162,3 +163,12 @@ def test_a_graph_is_only_rounded_if_every_constant_is_the_nearest_float32():
         other = exact._replace(weights=weights, unchanged={})
         with np.errstate(over="ignore"):
             assert not is_only_rounded(rounded_to_float32(other), other)
+
+
+def test_numbers_beyond_float32_become_its_largest_and_others_the_nearest():
+    most = float(np.finfo(np.float32).max)
+    given = np.array([[1e300, -1e300, most * (1 + 2**-24)], [np.inf, -np.inf, np.nan], [0.1, -0.0, 1e-46]])
+    found = as_float32(given)
+    np.testing.assert_array_equal(found, np.float32([[most, -most, most], [np.inf, -np.inf, np.nan], [0.1, 0, 0]]))
+    assert found.dtype == np.float32
+    assert as_float32(np.array(-1e300)) == np.float32(-most)

@@ -287,8 +287,13 @@ def _retyped(tensor: onnx.TensorProto, kinds: Mapping[int, int]) -> onnx.TensorP
 
 def as_float32(array: np.ndarray) -> np.ndarray:
     """Round an array to float32; the lowest number of a mask stays finite."""
-    largest = np.finfo(np.float32).max
-    return np.where(np.isinf(array), array, array.clip(-largest, largest)).astype(np.float32)
+    with np.errstate(over="ignore"):
+        found = np.asarray(array).astype(np.float32)
+    beyond = np.isinf(found)
+    if beyond.any():
+        beyond &= np.isfinite(array)
+        found[beyond] = np.copysign(np.finfo(np.float32).max, found[beyond])
+    return found
 
 
 def _retype_value(kind: onnx.TypeProto, kinds: Mapping[int, int]) -> None:

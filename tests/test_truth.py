@@ -588,7 +588,7 @@ class Counted:
 
 def test_a_graph_of_few_weights_is_loaded_once_until_it_is_compared(monkeypatch):
     graph, opened = Evaluated(ill_conditioned()), list[Any]()
-    load = evaluated_graph.load_onnx
+    load = graph_with_cached_outputs.load_onnx
     monkeypatch.setattr(graph_with_cached_outputs, "load_onnx", lambda model: opened.append(model) or load(model))
     require_runnable(Path("net.onnx"), graph)
     verification_links(Path("net.onnx"), graph, Evaluated(ill_conditioned()), few=True)

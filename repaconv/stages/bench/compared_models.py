@@ -125,7 +125,7 @@ def _counted_as_by_fold(path: Path, graph: onnx.ModelProto) -> int:
     """Number of parameters as `fold` counts them, and the entries of 8-bit constants, which are quantized weights."""
     import math
 
-    from repaconv.verification.evaluated_graph import Evaluated
+    from repaconv.verification.graph_with_cached_outputs import Evaluated
     from repaconv.verification.onnx_model_loading import loaded
 
     try:

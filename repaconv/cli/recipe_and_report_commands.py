@@ -153,12 +153,12 @@ def gate(
     """Fold, export, verify and benchmark what recipes name, for CI. The exit code is that of the worst check."""
     from repaconv.cli import text_and_json_output
     from repaconv.cli.text_and_json_output import print_result
-    from repaconv.core.files import write_text
+    from repaconv.core.files import require_writable, write_text
     from repaconv.stages.recipe import gate_report_formats
     from repaconv.stages.recipe.gate import gate_by
 
     written = {name: Path(path) for name, path in pairs(report or [], "--report", ":", "junit:gate.xml").items()}
-    for name in written:
+    for name, path in written.items():
         if name not in gate_report_formats.FORMATS:
             raise UsageProblem(
                 f"--report {name}: unknown format.",
@@ -166,6 +166,7 @@ def gate(
                 f"{', '.join(gate_report_formats.FORMATS)}.",
                 code="usage.also",
             )
+        require_writable(path)
     with text_and_json_output.progress(quiet=quiet or format is not GateFormat.text) as progress:
         done = gate_by(options, recipes, progress=progress)
     for name, path in written.items():

@@ -55,7 +55,7 @@ def inspect(
     quiet: Quiet = False,
 ) -> None:
     """Describe a checkpoint, an ONNX model or an engine: file type, method, architecture, sizes. Runs no code in it."""
-    from repaconv.core.file_replacement import require_replaceable, write_page
+    from repaconv.core.file_replacement import require_replaceable, require_replaceable_page, write_page
     from repaconv.core.files import write_artefact
     from repaconv.stages.inspect.stage import NOT_CHECKPOINTS, draw_fold, inspect_file
     from repaconv.stages.inspect.stage import inspect as stage
@@ -63,6 +63,8 @@ def inspect(
     def run(*, progress: Any) -> Record:
         if out:
             require_replaceable(out, "inspect")
+        if svg:
+            require_replaceable_page(svg)
         other = checkpoint.suffix in NOT_CHECKPOINTS
         seen: Record = inspect_file(checkpoint, options.sha256) if other else stage(checkpoint, **vars(options))
         if svg:

@@ -20,6 +20,7 @@ from repaconv.core.files import (
     is_unchanged,
     payload_of,
     require_valid_name,
+    require_writable,
     sha256_of,
     sha256_of_bytes,
     stage_of,
@@ -113,6 +114,7 @@ def require_replaceable(slot: Path, stage: str, *files: Path, known: Sequence[Pa
     Raises:
         UsageProblem: If a file was written by something else or changed; the message names it.
         Refused: If one of them is no valid name for a file.
+        EnvironmentProblem: If the folder of one of them cannot be written.
     """
     for file in (slot, *files):
         require_valid_name(file)
@@ -121,6 +123,8 @@ def require_replaceable(slot: Path, stage: str, *files: Path, known: Sequence[Pa
     taken += [file for file in files if os.path.lexists(file) and not _unchanged(file, named)]
     if taken:
         raise _existing_file_error(taken[0])
+    for file in (slot, *files):
+        require_writable(file)
 
 
 def replace_artifact(slot: Path, artefact: AnyArtefact) -> AnyArtefact:
@@ -167,14 +171,22 @@ def remove_written(files: Mapping[Path, str]) -> None:
         file.unlink()
 
 
+def require_replaceable_page(path: Path) -> None:
+    """Refuse to overwrite a page as `write_page` does, before anything is written."""
+    require_valid_name(path)
+    if os.path.lexists(path) and not _sealed(path):
+        raise _existing_file_error(path)
+    require_writable(path)
+
+
 def write_page(path: Path, text: str) -> None:
     """Write a page whose last line contains its hash, so that it is recognized later.
 
     Raises:
         UsageProblem: If the file exists and is not such a page, or was changed.
+        EnvironmentProblem: If it cannot be written.
     """
-    if os.path.lexists(path) and not _sealed(path):
-        raise _existing_file_error(path)
+    require_replaceable_page(path)
     write_text(path, text + SEAL.format(sha256_of_bytes(text_bytes(text))))
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from errno import ENAMETOOLONG
+from errno import EACCES, EISDIR, ENAMETOOLONG, ENOTDIR
 from functools import wraps
 from glob import escape
 from pathlib import Path
@@ -97,6 +97,30 @@ def require_valid_name(path: Path) -> None:
                 hint="Shorten it, or give a shorter output path with -o.",
                 code="file.name",
             ) from error
+
+
+def require_file(path: Path, hint: str, code: str) -> None:
+    """Refuse a path that is not that of a regular file, which may be read more than once.
+
+    Args:
+        path: The path.
+        hint: What to do if nothing is there.
+        code: The error code.
+
+    Raises:
+        Refused: If there is nothing, a folder, a pipe or a device.
+    """
+    require_valid_name(path)
+    if path.is_dir():
+        raise Refused(f"{path} is a folder, not a file.", hint=hint, code=code)
+    if path.exists() and not path.is_file():
+        raise Refused(
+            f"{path} is a pipe or a device, not a regular file.",
+            hint="Save it as a file first, because it is read more than once.",
+            code=code,
+        )
+    if not path.is_file():
+        raise Refused(f"there is no file {path}.", hint=hint, code=code)
 
 
 def is_utf8(path: Path) -> bool:
@@ -293,6 +317,27 @@ def _remove_left_in(folder: Path) -> None:
                 shutil.rmtree(path)
 
 
+def require_writable(path: Path) -> None:
+    """Refuse a file that could not be written later; nothing is written now.
+
+    Raises:
+        EnvironmentProblem: ``write.failed``: the path is a folder, or the nearest part of it that exists is no folder
+            or one that this user may not write to.
+        Refused: If it cannot be a file's path.
+    """
+    require_valid_name(path)
+    around = next((each for each in path.parents if os.path.lexists(each)), Path())
+    if path.is_dir():
+        why = os.strerror(EISDIR)
+    elif not around.is_dir():
+        why = f"{around}: {os.strerror(ENOTDIR)}"
+    elif not os.access(around, os.W_OK | os.X_OK):
+        why = f"{around}: {os.strerror(EACCES)}"
+    else:
+        return
+    raise write_error(str(path), OSError(why), "Give another path with -o")
+
+
 def write_error(what: str, error: OSError, hint: str) -> EnvironmentProblem:
     """Return the error for a path that cannot be written."""
     message = f"cannot write {what}: {error.strerror or error}."
@@ -345,7 +390,7 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
     except (ValidationError, ValueError, OSError) as error:
         wrong = problems(error, "", {})[0].message if isinstance(error, ValidationError) else str(error).splitlines()[0]
         raise Refused(
-            f"{path} is not a readable {kind.__name__}: {wrong.rstrip('.')}.",
+            f"{path} is not a readable {kind.__name__}: {wrong.lstrip(': ').rstrip('.')}.",
             hint="Run the stage that writes it again.",
             code="artefact.unreadable",
         ) from error

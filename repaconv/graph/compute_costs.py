@@ -10,7 +10,7 @@ import numpy as np
 
 from repaconv.graph.einsum_equations import equation_of
 from repaconv.graph.model_rewriting import read
-from repaconv.graph.nodes_and_constants import Array, constant, is_read, made_by, nodes_of, only_reader
+from repaconv.graph.nodes_and_constants import Array, attribute, constant, is_read, made_by, nodes_of, only_reader
 from repaconv.graph.onnx_files import flops_of
 from repaconv.graph.operator_facts import (
     COUNTED_PRODUCTS,
@@ -210,7 +210,10 @@ def flops_in(node: ir.Node) -> int | None:
     outputs = [sizes(value) for value in [value for value in node.outputs if value.name][:1]]
     if None in inputs or None in outputs:
         return None
-    return flops_of(node.op_type, _numbers(inputs), _numbers(outputs))
+    shapes = _numbers(outputs)
+    if node.op_type in RECURRENT_GATES and attribute(node, "layout", 0) == 1:
+        shapes = [(*shape[:-3], shape[-2], shape[-3], shape[-1]) for shape in shapes if len(shape) > 2]
+    return flops_of(node.op_type, _numbers(inputs), shapes)
 
 
 def _flops_of_einsum(node: ir.Node) -> int | None:

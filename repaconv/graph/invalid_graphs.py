@@ -1,4 +1,4 @@
-"""Why a graph cannot run: a node reads a value that nothing computes, or a weight does not fit its input."""
+"""Why a graph cannot run: a node reads a value that nothing computes, or a weight does not fit its input or node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def uncomputed_input(model: onnx.ModelProto) -> str:
 
 
 def misfit(model: onnx.ModelProto) -> str:
-    """The first product or convolution whose weight does not fit its input, and their sizes; empty without one.
+    """The first product or convolution whose weight does not fit its input or its kernel_shape; empty without one.
 
     Only shapes that follow from the graph's inputs and weights count, not those that the file declares.
     """
@@ -61,6 +61,9 @@ def _why_not(node: onnx.NodeProto, image: Dims, weight: Dims) -> str:
         return f"has group={group}, and needs one or more"
     if len(image) < 3 or len(image) != len(weight):
         return sizes
+    kernel = found.get("kernel_shape") or weight[2:]
+    if len(kernel) != len(weight) - 2 or not all(map(_may_equal, kernel, weight[2:])):
+        return f"has kernel_shape={list(kernel)}, and its weight {node.input[1]} is {_as_text(weight)}"
     taken = weight[0] if node.op_type == "ConvTranspose" else weight[1] * group if isinstance(weight[1], int) else None
     whole = not isinstance(weight[0], int) or weight[0] % group == 0
     return "" if whole and _may_equal(image[1], taken) else f"{sizes} with group={group}"

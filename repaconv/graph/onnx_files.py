@@ -57,6 +57,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
     clear_dynamic_sizes(model)
     sort_nodes(model)
     shorten_default_domain(model)
+    name_graphs(model)
     return model
 
 
@@ -100,6 +101,12 @@ def shorten_default_domain(model: onnx.ModelProto) -> None:
             for node in part.node:
                 if node.domain in DEFAULT_DOMAIN:
                     node.ClearField("domain")
+
+
+def name_graphs(model: onnx.ModelProto) -> None:
+    """Name graphs and subgraphs without a name, in place: runtimes take them, but ONNX's checker does not."""
+    for part in all_graphs(model.graph):
+        part.name = part.name or "graph"
 
 
 def sort_nodes(model: onnx.ModelProto) -> None:
@@ -286,6 +293,12 @@ def require_external_files(path: Path) -> None:
     """
     require_inside(path)
     gone = [name for name in external_files_of(path) if not (path.parent / name).is_file()]
+    if gone and not gone[0]:
+        raise Refused(
+            f"{path} has weights in another file, but their location does not say in which.",
+            hint="Export it again; `repaconv inspect` shows what it holds.",
+            code="onnx.external",
+        )
     if gone:
         raise Refused(
             f"{path} refers to weights in {gone[0]}, which is not there.",

@@ -135,6 +135,14 @@ class Report(Artefact):
         exact = [".".join(part for part in name.split(".") if part not in LOWER_PRECISIONS) for name in found]
         return frozenset([*found, *exact])
 
+    def command_of(self, link: Link) -> str:
+        """The command that made a link of this report, since two may make one of the same name."""
+        if self.verified and link in self.verified.links:
+            return "verify"
+        if any(link in built.links for built in self.builds):
+            return "build"
+        return "collect" if any(link in board.links for board in self.collected) else "export"
+
     @property
     def others(self) -> tuple[int, ...]:
         """Links by their place that are of other variants, unless they failed."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repaconv.core.errors import Refused, UsageProblem, describe_exception, did_you_mean, first_names
+from repaconv.core.errors import Refused, UsageProblem, describe_exception, did_you_mean, first_names, nearest_name
 from repaconv.core.files import parse_json
 from repaconv.sources import ultralytics_networks
 from repaconv.sources.optional_packages import loading, package
@@ -88,6 +88,14 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
 
     name = f"arch of {path.stem}"  # cannot collide with an installed module
     spec = importlib.util.spec_from_file_location(name, path) if path.is_file() and path.suffix == ".py" else None
+    if function and path.suffix != ".py" and not path.exists():
+        near = nearest_name(str(path).lower(), LIBRARIES)
+        raise UsageProblem(
+            f"--arch {path}:{function}: {path} is neither a package that it takes networks from nor a Python file.",
+            hint=(f"Did you mean {near}:{function}? " if near else "")
+            + "E.g. timm:mobileone_s1, torchvision:resnet50, or a function of your own file: ./net.py:build.",
+            code="arch.unknown",
+        )
     if spec is None or spec.loader is None or not function:
         bare = not function and path.suffix != ".py"
         raise UsageProblem(

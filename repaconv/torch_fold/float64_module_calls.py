@@ -45,12 +45,24 @@ def in_float64(module: nn.Module) -> nn.Module:
     except Exception as error:  # the user's code may raise anything
         raise Refused(
             f"this {type(module).__name__} cannot be copied: {first_line(error)}.",
-            hint="Fold it before anything is attached to it.",
+            hint=_how_to_copy(module),
             code="live.copy",
         ) from error
     for part in own.modules():
         vars(part).update({name: double(value) for name, value in vars(part).items() if isinstance(value, Tensor)})
     return own
+
+
+def _how_to_copy(module: nn.Module) -> str:
+    """What to do with a module that cannot be copied: a weight that is computed in each call may be the cause."""
+    for name, part in module.named_modules():
+        for kind, value in vars(part).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                return (
+                    f"{f'{name}.' * bool(name)}{kind} is computed from other tensors: make it a parameter again, with "
+                    "torch.nn.utils.remove_weight_norm or torch.nn.utils.prune.remove."
+                )
+    return "Fold it before anything is attached to it."
 
 
 def outputs(module: nn.Module, call: Call, prepare: Callable[[nn.Module], None] = lambda own: None) -> Outputs:

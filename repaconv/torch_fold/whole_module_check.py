@@ -45,6 +45,14 @@ from repaconv.verification.tolerances import FLOAT64, LEAST_OUTPUT_CHANGE, exact
 SIDES = (64, 224, 32, 96, 128, 160, 192, 256, 288, 384, 448, 512, 28, 16)
 SIZE_NAMES = ("img_size", "image_size", "input_size")
 CONFIG_NAMES = ("config", "default_cfg", "pretrained_cfg")
+# Where torch keeps layers of quantized and simulated quantized numbers.
+QUANTIZED_LAYERS = (
+    "torch.ao.nn.quantized",
+    "torch.ao.nn.intrinsic.quantized",
+    "torch.ao.nn.qat",
+    "torch.ao.nn.intrinsic.qat",
+    "torch.ao.quantization.fake_quantize",
+)
 # How many of the first layers are used to guess the input shape.
 FIRST_LAYERS = 4
 
@@ -63,6 +71,7 @@ def own_calls(module: nn.Module, example: Any) -> tuple[Call, ...]:
         given = Call(mapped(given.args, double), mapped(given.kwargs, double))
         answer = outputs(module, given)
     except Exception as error:
+        _require_exact_layers(module)
         raise Refused(
             f"this {type(module).__name__} does not run on the example in float64: {first_line(error)}.",
             hint="Give example=tensor, a tuple of its arguments, or a dict of named ones, that copy.deepcopy can copy. "
@@ -70,43 +79,74 @@ def own_calls(module: nn.Module, example: Any) -> tuple[Call, ...]:
             code="live.example",
         ) from error
     if not usable(answer):
+        _require_finite(module)
         raise Refused(
             f"the outputs of this {type(module).__name__} on the example are not finite (NaN or infinity).",
-            hint=f"{nan} has NaN: restore it." if (nan := _first_nan(module)) else "Give another example.",
+            hint="Give another example.",
             code="live.example",
         )
     return (given, *_if_it_runs(module, with_random_inputs(given)))
-
-
-def _first_nan(module: nn.Module) -> str:
-    """Return the name of the first parameter or buffer that has NaN, or an empty string."""
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    return next((name for name, tensor in tensors if tensor.is_floating_point() and tensor.isnan().any()), "")
 
 
 def found_calls(module: nn.Module) -> tuple[Call, ...]:
     """Two batches of random inputs in the first shape that the module accepts.
 
     Raises:
-        Refused: If the module accepts none of the shapes that were tried.
+        Refused: If the module accepts none of the shapes that were tried, or cannot give numbers on any input.
     """
-    problem = "it has no layer that tells what it takes"
+    problems = []
     for shape in dict.fromkeys(_shapes(module)):
         empty = [Call((torch.empty(count, *shape, dtype=torch.float64),), {}) for count in (2, 3)]
         first, second = (with_random_inputs(call, seed) for seed, call in enumerate(empty))
         try:
             if usable(outputs(module, first)):
                 return (first, *_if_it_runs(module, second))
-            problem = "its outputs are not finite"
+            problems.append("its outputs are not finite")
         except Exception as error:
-            problem = first_line(error)
-    if nan := _first_nan(module):
-        problem = f"{nan} has NaN"
+            problems.append(first_line(error))
+    _require_exact_layers(module)
+    _require_finite(module)
+    problem = next(iter(problems), "it has no layer that tells what it takes")  # of the most likely shape
     raise Refused(
         f"the inputs of this {type(module).__name__} are not known, so it cannot be verified: {problem}.",
         hint="Give an input: repaconv.fold(module, example=tensor), a tuple of its arguments, or a dict of named ones.",
         code="live.input",
     )
+
+
+def _require_exact_layers(module: nn.Module) -> None:
+    """Refuse a module with quantized layers, which do not compute in float64.
+
+    Raises:
+        Refused: ``live.quantized``.
+    """
+    for name, part in module.named_modules():
+        if type(part).__module__.startswith(QUANTIZED_LAYERS):
+            raise Refused(
+                f"{name or 'it'} of this {type(module).__name__} is quantized, so it cannot be verified in float64.",
+                hint="Fold the network before it is prepared for quantization, then quantize the folded one.",
+                code="live.quantized",
+            )
+
+
+def _require_finite(module: nn.Module) -> None:
+    """Refuse a module with weights or statistics of which no numbers can come.
+
+    Raises:
+        Refused: ``live.not-finite``.
+    """
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        last, wrong = name.rpartition(".")[2], ""
+        if isinstance(tensor, nn.Parameter) or last in ("running_mean", "running_var"):
+            wrong = "holds NaN or infinity" if not bool(torch.isfinite(tensor).all()) else ""
+        if last == "running_var" and bool((tensor < 0).any()):
+            wrong = "holds a negative variance"
+        if wrong:
+            raise Refused(
+                f"{name} of this {type(module).__name__} {wrong}.",
+                hint="Its training failed, or its weights were not loaded: load those of a checkpoint that is sound.",
+                code="live.not-finite",
+            )
 
 
 def _if_it_runs(module: nn.Module, call: Call) -> tuple[Call, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core.change_guard import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, first_line, first_names
+from repaconv.core.files import require_file
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large
 from repaconv.graph.input_sizes_from_weights import fix_sizes_from_weights
@@ -20,6 +21,7 @@ from repaconv.graph.onnx_files import (
     constants_of,
     dims_of,
     external_files_of,
+    name_graphs,
     opset_of,
     require_external_files,
     shorten_default_domain,
@@ -83,8 +85,7 @@ def loaded(path: Path) -> onnx.ModelProto:
 
     if path.is_dir():
         raise Refused(f"{path} is a folder.", hint="Give the path of the .onnx file in it.", code="onnx.missing")
-    if not path.is_file():
-        raise Refused(f"there is no file {path}.", hint="Check the path to the graph.", code="onnx.missing")
+    require_file(path, "Check the path to the graph.", "onnx.missing")
     require_external_files(path)
     weights = [path.parent / name for name in external_files_of(path)]
     if sum(file.stat().st_size for file in (path, *weights)) >= ONE_FILE_BYTES:
@@ -102,6 +103,7 @@ def loaded(path: Path) -> onnx.ModelProto:
     try:
         shorten_default_domain(model)
         sort_nodes(model)
+        name_graphs(model)
         if model.functions:  # a call counts as one node, whatever it computes
             model = inline_local_functions(model)
         spell_out_erfc(model)

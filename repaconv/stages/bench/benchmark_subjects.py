@@ -11,7 +11,7 @@ from repaconv.core import run_folder
 from repaconv.core.errors import Refused
 from repaconv.core.export_variants import Variant
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
-from repaconv.core.files import payload_of, read_artefact, sha256_of, stage_of
+from repaconv.core.files import payload_of, read_artefact, require_file, sha256_of, stage_of
 from repaconv.core.progress import Progress
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.graph.onnx_files import metadata_of, read_graph
@@ -244,8 +244,7 @@ def _named_reference(path: Path, first: Path | None) -> BenchmarkSubject:
 
 
 def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise Refused(f"there is no file {path}.", hint="Give an .onnx file or a run folder.", code="bench.no-model")
+    require_file(path, "Give an .onnx file or a run folder.", "bench.no-model")
     if path.suffix in CHECKPOINTS:
         raise Refused(
             f"{path} is a checkpoint, and bench measures ONNX models and engines.",

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from repaconv.benchmark.machine_fingerprint import machine_key
-from repaconv.core.files import read_artefact, write_artefact
+from repaconv.core.errors import Refused
+from repaconv.core.files import read_artefact, require_file, write_artefact
 from repaconv.results import Baseline, Baselines, BenchArtefact, HistoryEntry, Regression
 from repaconv.sources.source_model import TRAINING
 
@@ -93,7 +94,7 @@ def check_baseline(
     if update and doubted and not accept_inconclusive:
         hint = "Measure again, with more rounds or on a quieter machine; --accept-inconclusive writes it all the same."
         return BaselineCheck("inconclusive", "an inconclusive measurement is not written as a baseline", hint)
-    known = read_artefact(path, Baselines) if path.is_file() else Baselines()
+    known = read_baselines(path)
     of = _other_model(known, name, done)
     if update:
         write_baseline(path, name, done)
@@ -180,9 +181,31 @@ def baseline_of(done: BenchArtefact) -> Baseline:
     )
 
 
+def read_baselines(path: Path) -> Baselines:
+    """Return the baselines in a file; none if there is no file yet.
+
+    Raises:
+        Refused: If it is no file of baselines.
+    """
+    if not os.path.lexists(path):
+        return Baselines()
+    hint = "Restore it, or give another path with --baseline and write that with --update-baseline."
+    require_file(path, hint, "baseline.unreadable")
+    try:
+        return read_artefact(path, Baselines)
+    except Refused as error:
+        if error.code != "artefact.unreadable":
+            raise
+        raise Refused(
+            error.message.replace("is not a readable Baselines", "is no file of baselines", 1),
+            hint=hint,
+            code="baseline.unreadable",
+        ) from error
+
+
 def write_baseline(path: Path, name: str, done: BenchArtefact) -> None:
     """Write a measurement as this machine's new baseline; the entries of other machines stay."""
-    known = read_artefact(path, Baselines) if path.is_file() else Baselines()
+    known = read_baselines(path)
     machine = machine_key(done.machine)
     new = {**known.machines.get(machine, {}), key_of(name, done): baseline_of(done)}
     write_artefact(path, known.model_copy(update={"machines": {**known.machines, machine: new}}))

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from repaconv.core import run_folder
 from repaconv.core.errors import UsageProblem
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
-from repaconv.core.files import lock_folder, payload_of, sha256_of
+from repaconv.core.files import lock_folder, payload_of, require_writable, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.engines.contract import ENGINE_SUFFIXES
 from repaconv.graph.onnx_files import read_graph
 from repaconv.results import BenchArtefact, Link, MeasuredModel, MethodFold
 from repaconv.stages.bench.benchmark_subjects import choose_subjects
 from repaconv.stages.bench.compared_models import parameters_of
-from repaconv.stages.bench.latency_baselines import check_baseline, name_in, remember_measurement
+from repaconv.stages.bench.latency_baselines import check_baseline, name_in, read_baselines, remember_measurement
 from repaconv.stages.bench.latency_measurement import (
     BenchMeasurement,
     Plan,
@@ -90,6 +90,12 @@ def plan_bench(options: BenchOptions, model: str | Path | None, device: Target |
     options = given.options
     device = device or load_target(options.target)
     named = protocol_named(options.protocol)
+    if options.out:
+        require_replaceable(Path(options.out), "bench")  # before the training form is exported
+    if options.baseline:
+        read_baselines(Path(options.baseline))
+        if options.update_baseline:
+            require_writable(Path(options.baseline))
     threads = options.threads or named.threads or given.threads(device)
     rounds = options.rounds or named.rounds or device.bench.rounds
     run = _run_of(options, model, device)

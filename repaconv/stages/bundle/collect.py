@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
-from repaconv.core.files import lock_folder, parse_json, read_artefact, sha256_of, sha256_of_bytes, stage_of
+from repaconv.core.files import (
+    lock_folder,
+    parse_json,
+    read_artefact,
+    require_file,
+    sha256_of,
+    sha256_of_bytes,
+    stage_of,
+)
 from repaconv.core.progress import Progress, silent
 from repaconv.results import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
 from repaconv.sources.source_of_run import source_model_of
@@ -160,10 +168,7 @@ def _log(found: dict[str, bytes], name: str) -> str:
 
 
 def _require_file(path: Path) -> None:
-    if not path.is_file():
-        raise Refused(
-            f"there is no file {path}.", hint="Give the result.tar.gz that the board wrote.", code="collect.missing"
-        )
+    require_file(path, "Give the result.tar.gz that the board wrote.", "collect.missing")
 
 
 def _read_result(path: Path) -> dict[str, bytes]:

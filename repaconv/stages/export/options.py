@@ -111,7 +111,7 @@ class ExportOptions(Options):
         str | None,
         Option(
             "INT8 quantizer: onnxruntime or nncf (for OpenVINO); append -symmetric for symmetric activations.",
-            usual="onnxruntime",
+            default_text="that of the preset, else onnxruntime",
             panel=PRECISION,
             former=Deprecation("quantiser", "quantizer", removed_in="0.3.0"),
         ),

@@ -57,7 +57,7 @@ def require_foldable(module: nn.Module) -> None:
 
     Raises:
         UsageProblem: If it is no module.
-        Refused: If its weights are lazy or on the meta device, or if a submodule is TorchScript.
+        Refused: If its weights are lazy or on the meta device, it has no ``forward``, or a submodule is TorchScript.
     """
     import torch
     from torch.nn.parameter import is_lazy
@@ -68,6 +68,12 @@ def require_foldable(module: nn.Module) -> None:
             f"an object of the type {kind} is neither a file nor a torch.nn.Module.",
             hint="Give the path of a checkpoint or an ONNX file, or a module with its weights loaded.",
             code="usage.live",
+        )
+    if getattr(module.forward, "__func__", None) is torch.nn.Module.forward:
+        raise Refused(
+            f"this {kind} has no forward() of its own, so it cannot be run and verified.",
+            hint="Fold the network that it is a part of, or each of its parts.",
+            code="live.forward",
         )
     scripted = (name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule))
     if (name := next(scripted, None)) is not None:

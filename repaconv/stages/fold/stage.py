@@ -16,7 +16,14 @@ from repaconv.stages.fold.checkpoint_fold import fold_file
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.fetched_files import local_path
 from repaconv.stages.shared.file_hash_check import read_hashed
-from repaconv.stages.shared.option_dataclasses import options_of, renamed, require_path, setting_text, validated
+from repaconv.stages.shared.option_dataclasses import (
+    options_of,
+    renamed,
+    require_path,
+    require_progress,
+    setting_text,
+    validated,
+)
 from repaconv.tasks.task_of_network import task_named
 
 if TYPE_CHECKING:
@@ -85,6 +92,7 @@ def fold(
     example = arguments.pop("example", None)
     known = {name: arguments.pop(name) for name in tuple(arguments) if name in _FILE_OPTIONS}
     options = {name: value for name, value in known.items() if name not in ("overrule", "progress")}
+    require_progress(known.get("progress", silent))
     checked = validated(FoldOptions, options)
     known |= {name: getattr(checked, name) for name in options}
     given = known.pop("settings", None) or {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from repaconv.backbones.image_size_check import require_size
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, SettingNeeded
-from repaconv.core.files import require_valid_name, sha256_of
+from repaconv.core.files import require_file, require_valid_name, sha256_of
 from repaconv.method_api.settings import contradictions
 from repaconv.results import BlockCost, Change, Fact, FileInspection, FoldStep, Inspection
 from repaconv.sources import ultralytics_networks
@@ -141,8 +141,7 @@ def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
     """
     path = Path(file)
     require_valid_name(path)
-    if not path.is_file():
-        raise Refused(f"there is no file {path}.", hint="Give a file.", code="inspect.missing")
+    require_file(path, "Give a file.", "inspect.missing")
     size, digest = path.stat().st_size, sha256_of(path)
     require_pinned(path, sha256, digest)
     if path.suffix == ".onnx":

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from repaconv.core import plugins, run_folder
-from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.core.files import read_artefact, stage_of
+from repaconv.core.errors import EnvironmentProblem, UsageProblem
+from repaconv.core.files import read_artefact, require_file, stage_of
 from repaconv.results import BuildArtefact
 
 if TYPE_CHECKING:
@@ -53,10 +53,7 @@ def build_of(engine: Path) -> BuildArtefact | None:
     Raises:
         Refused: If the engine does not exist, or is not the file that was built.
     """
-    if not engine.is_file():
-        raise Refused(
-            f"there is no file {engine}.", hint="Give an engine that `repaconv build` wrote.", code="engine.missing"
-        )
+    require_file(engine, "Give an engine that `repaconv build` wrote.", "engine.missing")
     beside = engine.with_suffix(".json")
     if not beside.is_file() or stage_of(beside) != "build":
         return None

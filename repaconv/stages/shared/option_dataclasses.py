@@ -388,6 +388,8 @@ PATHS = {"str", "Path", "None", "Sequence"}
 def require_paths(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse arguments of a function that are annotated as paths and are none, and paths that cannot be a file's.
 
+    A progress callback that cannot be called is refused, too.
+
     Args:
         function: The function; its annotations are text.
         given: Its arguments by name.
@@ -398,12 +400,28 @@ def require_paths(function: Callable[..., Any], given: Mapping[str, Any]) -> Non
     """
     for name, known in inspect.signature(function).parameters.items():
         words = set(re.findall(r"\w+", str(known.annotation)))
+        if name == "progress" and name in given:
+            require_progress(given[name])
         if name not in given or "Path" not in words or not words <= PATHS:
             continue
         value = given[name]
         for each in value if "Sequence" in words and isinstance(value, (list, tuple)) else [value]:
             if "None" not in words or (each is not None and str(each) != ""):
                 require_path(name, each)
+
+
+def require_progress(value: object) -> None:
+    """Refuse a progress callback that cannot be called.
+
+    Raises:
+        UsageProblem: ``usage.arguments``.
+    """
+    if not callable(value):
+        raise UsageProblem(
+            f"progress={value!r}: input should be a function.",
+            hint="It is called with (step, number done, total), e.g. progress=print; leave it out for none.",
+            code="usage.arguments",
+        )
 
 
 def require_path(name: str, value: object) -> None:

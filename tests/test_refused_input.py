@@ -1,0 +1,236 @@
+"""Input that cannot be used ends in one sentence before any work, with the exit code of its kind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch.nn.utils import prune
+
+import repaconv as rc
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.core.run_folder import default_folder
+from repaconv.graph.compute_costs import known_macs_of_file
+from repaconv.results import FoldArtefact
+
+
+def convolution(name: str = "g", **attributes) -> onnx.ModelProto:
+    """Conv and BatchNormalization, of images [N, 3, 16, 16]."""
+    drawn = np.random.default_rng(0)
+    weights = {"w": drawn.standard_normal((8, 3, 3, 3)), "b": np.zeros(8)}
+    weights |= {each: drawn.uniform(1, 2, 8) for each in ("scale", "shift", "mean", "var")}
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], name="conv", pads=[1, 1, 1, 1], **attributes),
+        helper.make_node("BatchNormalization", ["c", "scale", "shift", "mean", "var"], ["y"], name="norm"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        name,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 8, 16, 16])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_graph_without_a_name_is_folded():
+    onnx.save(convolution(""), "plain.onnx")
+    assert rc.fold("plain.onnx", measure=False).verdict == "passed"
+    assert [
+        node.op_type for node in onnx.load(default_folder(Path("plain.onnx")) / "plain.folded.onnx").graph.node
+    ] == ["Conv"]
+
+
+@pytest.mark.parametrize("kernel", [[5, 5], [3], [3, 3, 3]])
+def test_a_kernel_shape_that_is_not_the_weights_is_named(kernel):
+    onnx.save(convolution(kernel_shape=kernel), "odd.onnx")
+    with pytest.raises(Refused) as refused:
+        rc.fold("odd.onnx")
+    assert refused.value.code == "onnx.invalid"
+    assert "kernel" in refused.value.message
+    assert "inputs" not in refused.value.hint
+
+
+def test_weights_in_a_file_without_a_name_are_told_so():
+    model = convolution()
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="")
+    Path("nowhere.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(Refused, match="their location does not say in which") as refused:
+        rc.fold("nowhere.onnx")
+    assert refused.value.code == "onnx.external"
+
+
+@pytest.mark.parametrize(("layout", "shape"), [(0, [7, 2, 4]), (1, [2, 7, 4])])
+def test_a_recurrent_layer_costs_the_same_in_both_layouts(layout, shape):
+    weights = [
+        numpy_helper.from_array(np.ones((1, 20, width), np.float32), name) for name, width in (("w", 4), ("r", 5))
+    ]
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=5, layout=layout)
+    inputs, outputs = ([helper.make_tensor_value_info(name, 1, size)] for name, size in (("x", shape), ("y", None)))
+    model = helper.make_model(
+        helper.make_graph([node], "g", inputs, outputs, weights), opset_imports=[helper.make_opsetid("", 17)]
+    )
+    assert known_macs_of_file(onnx.shape_inference.infer_shapes(model)) == 7 * 2 * 4 * 5 * (4 + 5)
+
+
+def test_a_misspelled_package_of_an_architecture_is_told_the_nearest(tiny):
+    with pytest.raises(UsageProblem, match="timn is neither a package") as refused:
+        rc.fold(tiny, arch="timn:resnet50")
+    assert "Did you mean timm:resnet50?" in refused.value.hint
+    with pytest.raises(UsageProblem, match=r"net\.py is no Python file with a function 'build'"):
+        rc.fold(tiny, arch="net.py:build")
+
+
+def test_progress_is_a_function(tiny):
+    for act in (
+        lambda: rc.fold(tiny, progress=3),
+        lambda: rc.export(progress=3),
+        lambda: rc.new_recipe(tiny, progress=3),
+    ):
+        with pytest.raises(UsageProblem, match="progress=3: input should be a function") as refused:
+            act()
+        assert refused.value.code == "usage.arguments"
+
+
+@pytest.mark.parametrize("command", ["inspect", "fold", "bench", "compare"])
+def test_a_pipe_is_called_a_pipe(command, repaconv):
+    os.mkfifo("p.onnx")
+    onnx.save(convolution(), "x.onnx")
+    code, _, told = repaconv(command, "p.onnx", *(["x.onnx"] if command == "compare" else []))
+    assert code == 4
+    assert "p.onnx is a pipe or a device, not a regular file" in told
+
+
+@pytest.fixture
+def folded() -> FoldArtefact:
+    onnx.save(convolution(), "net.onnx")
+    found = rc.fold("net.onnx", out="run", measure=False)
+    rc.export("run")
+    return found
+
+
+def test_a_result_that_cannot_be_written_is_refused_before_any_work(folded, tiny, repaconv, monkeypatch):
+    def works(step: str, *_: object) -> None:
+        assert "open" in step, "it began to work"
+
+    Path("file").write_text("mine")
+    acts = (
+        lambda: rc.export("run", onnx="file/x.onnx", progress=works),
+        lambda: rc.verify("run", out="file/v.json", progress=works),
+        lambda: rc.bench("run", out="file/b.json", progress=works),
+        lambda: rc.bench("run", baseline="file/b.json", update_baseline=True, progress=works),
+        lambda: rc.tune("run", out="file/t.json", progress=works),
+    )
+    for act in acts:
+        with pytest.raises(EnvironmentProblem, match=r"cannot write file/.*: file: Not a directory") as refused:
+            act()
+        assert refused.value.code == "write.failed"
+    for words in (("gate", "r.toml", "--report", "junit:file/x"), ("inspect", tiny, "--svg", "file/x.svg")):
+        code, _, told = repaconv(*words)
+        assert code == 3
+        assert "file: Not a directory" in told
+    assert repaconv("gate", "r.toml", "--report", "junit:run")[0] == 3
+
+    Path("locked").mkdir()
+    allowed = os.access
+    monkeypatch.setattr(  # root may write anywhere
+        os, "access", lambda path, mode: Path(path) != Path("locked").resolve() and allowed(path, mode)
+    )
+    with pytest.raises(EnvironmentProblem, match="locked: Permission denied"):
+        rc.fold("net.onnx", out=Path("locked/new").resolve(), progress=works)
+    assert not list(Path("locked").iterdir())
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "", '{"machines": {"x": 3}}', '{"other": 1}'])
+def test_a_damaged_baseline_is_refused_before_anything_is_measured(folded, text):
+    def measures(step: str, *_: object) -> None:
+        assert "bench" not in step
+
+    Path("b.json").write_text(text)
+    with pytest.raises(Refused, match=r"^b\.json is no file of baselines: [^:]") as refused:
+        rc.bench("run", rounds=2, baseline="b.json", progress=measures)
+    assert refused.value.code == "baseline.unreadable"
+    assert "--update-baseline" in refused.value.hint
+    with pytest.raises(Refused, match="run is a folder"):
+        rc.bench("run", rounds=2, baseline="run", progress=measures)
+
+
+def test_the_report_says_which_command_made_a_link_and_repeats_no_option_that_is_refused(folded, repaconv):
+    assert repaconv("export", "run", "--precision", "fp16")[0] == 0
+    assert repaconv("verify", "run")[0] == 0
+    rc.report("run", paper=False)
+    page = Path("run/report.html").read_text()
+    assert all(f"<td>fp16</td><td>{command}</td>" in page for command in ("verify", "export"))
+    assert "--quantizer" not in page
+
+
+class Small(torch.nn.Sequential):
+    """Images [N, 3, H, W] to [N, 5]."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+        )
+        self.append(torch.nn.Linear(8, 5))
+
+
+def weight_normed(net: Small) -> torch.nn.Module:
+    torch.nn.utils.weight_norm(net[0])
+    return net
+
+
+def pruned(net: Small) -> torch.nn.Module:
+    prune.l1_unstructured(net[0], "weight", 0.3)
+    return net
+
+
+def quantized(net: Small) -> torch.nn.Module:
+    return torch.ao.quantization.quantize_dynamic(net, {torch.nn.Linear})
+
+
+def without_numbers(net: Small) -> torch.nn.Module:
+    net[0].weight.data[0] = torch.nan
+    return net
+
+
+def negative(net: Small) -> torch.nn.Module:
+    net[1].running_var -= 2
+    return net
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("example", [None, torch.ones(2, 3, 16, 16)])
+@pytest.mark.parametrize(
+    ("change", "code", "message", "hint"),
+    [
+        (weight_normed, "live.copy", "cannot be copied", "0.weight is computed from other tensors"),
+        (pruned, "live.copy", "cannot be copied", "prune.remove"),
+        (quantized, "live.quantized", "4 of this Small is quantized", "before it is prepared"),
+        (without_numbers, "live.not-finite", "0.weight of this Small holds NaN", "load those"),
+        (negative, "live.not-finite", "1.running_var of this Small holds a negative variance", "load those"),
+        (lambda net: torch.nn.ModuleList([net]), "live.forward", "has no forward", "each of its parts"),
+    ],
+)
+def test_a_module_that_gives_no_numbers_is_told_why(change, code, message, hint, example):
+    with pytest.raises(Refused) as refused:
+        rc.fold(change(Small()), example=example)
+    assert refused.value.code == code
+    assert message in refused.value.message
+    assert hint in refused.value.hint
+
+
+def test_a_module_whose_inputs_are_not_found_says_what_failed_with_the_likeliest():
+    class Named(Small):
+        def forward(self, images):
+            return {"scores": super().forward(images), "kind": "classes"}
+
+    with pytest.raises(Refused, match="kind is a str, which cannot be compared"):
+        rc.fold(Named())

@@ -262,10 +262,10 @@ def _alternatives(node: ast.expr | None) -> Iterator[ast.expr | None]:
 
 
 def _constructed(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """The calls of the exceptions' constructors, also those by ``super().__init__`` in a class derived from one."""
+    """The calls of `require_file` and of exceptions, also by ``super().__init__`` in a class derived from one."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in EXITS:
-            yield node.func.id, node
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in (*EXITS, "require_file"):
+            yield node.func.id.replace("require_file", "Refused"), node
         if isinstance(node, ast.ClassDef):
             bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in EXITS]
             inside = [each for each in ast.walk(node) if isinstance(each, ast.Call)]

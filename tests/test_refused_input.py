@@ -234,3 +234,11 @@ def test_a_module_whose_inputs_are_not_found_says_what_failed_with_the_likeliest
 
     with pytest.raises(Refused, match="kind is a str, which cannot be compared"):
         rc.fold(Named())
+
+
+@pytest.mark.parametrize("command", ["bench", "tune", "deploy", "compare"])
+def test_more_rounds_than_memory_can_hold_are_refused(command, tiny, repaconv):
+    given = {"deploy": [tiny], "compare": ["a.onnx", "b.onnx", "--speed"]}.get(command, [])
+    code, _, told = repaconv(command, *given, "--rounds", 10**21)
+    assert code == 2
+    assert "less than or equal to 1000000" in told

@@ -120,6 +120,7 @@ def _option(field: OptionField) -> Parameter:
         help=definition.help,
         metavar=definition.metavar,
         min=definition.least,
+        max=definition.most,
         autocompletion=offered,
         show_default=definition.default_text or True,
         rich_help_panel=definition.panel,

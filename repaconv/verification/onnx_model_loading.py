@@ -85,7 +85,7 @@ def loaded(path: Path) -> onnx.ModelProto:
 
     if path.is_dir():
         raise Refused(f"{path} is a folder.", hint="Give the path of the .onnx file in it.", code="onnx.missing")
-    require_file(path, "Check the path to the graph.", "onnx.missing")
+    require_file(path, hint="Check the path to the graph.", code="onnx.missing")
     require_external_files(path)
     weights = [path.parent / name for name in external_files_of(path)]
     if sum(file.stat().st_size for file in (path, *weights)) >= ONE_FILE_BYTES:

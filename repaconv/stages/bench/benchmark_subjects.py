@@ -244,7 +244,7 @@ def _named_reference(path: Path, first: Path | None) -> BenchmarkSubject:
 
 
 def _existing(path: Path) -> Path:
-    require_file(path, "Give an .onnx file or a run folder.", "bench.no-model")
+    require_file(path, hint="Give an .onnx file or a run folder.", code="bench.no-model")
     if path.suffix in CHECKPOINTS:
         raise Refused(
             f"{path} is a checkpoint, and bench measures ONNX models and engines.",

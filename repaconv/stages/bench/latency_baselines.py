@@ -190,7 +190,7 @@ def read_baselines(path: Path) -> Baselines:
     if not os.path.lexists(path):
         return Baselines()
     hint = "Restore it, or give another path with --baseline and write that with --update-baseline."
-    require_file(path, hint, "baseline.unreadable")
+    require_file(path, hint=hint, code="baseline.unreadable")
     try:
         return read_artefact(path, Baselines)
     except Refused as error:

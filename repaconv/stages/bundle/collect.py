@@ -168,7 +168,7 @@ def _log(found: dict[str, bytes], name: str) -> str:
 
 
 def _require_file(path: Path) -> None:
-    require_file(path, "Give the result.tar.gz that the board wrote.", "collect.missing")
+    require_file(path, hint="Give the result.tar.gz that the board wrote.", code="collect.missing")
 
 
 def _read_result(path: Path) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from repaconv.stages.shared.common_options import Arch, Classes, Images, Rerun, Settings, Weights
+from repaconv.stages.shared.common_options import MOST_ROUNDS, Arch, Classes, Images, Rerun, Settings, Weights
 from repaconv.stages.shared.option_dataclasses import (
     IMAGES,
     INPUT,
@@ -62,7 +62,13 @@ class DeployOptions(Options):
     weights: Weights = None
     rounds: Annotated[
         int | None,
-        Option("Number of measured, interleaved rounds.", least=10, default_text="from the target", panel=MEASURE),
+        Option(
+            "Number of measured, interleaved rounds.",
+            least=10,
+            most=MOST_ROUNDS,
+            default_text="from the target",
+            panel=MEASURE,
+        ),
     ] = None
     dry_run: Annotated[bool, Option("List the steps that would run and why, and run none.", option=("--dry-run",))] = (
         False

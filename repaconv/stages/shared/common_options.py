@@ -175,9 +175,17 @@ Against = Annotated[
         panel=MEASURE,
     ),
 ]
+MOST_ROUNDS = 1_000_000
+"""Largest number of rounds: their times are kept in memory."""
 Rounds = Annotated[
     int | None,
-    Option("Number of measured, interleaved rounds.", least=2, default_text="from the target", panel=MEASURE),
+    Option(
+        "Number of measured, interleaved rounds.",
+        least=2,
+        most=MOST_ROUNDS,
+        default_text="from the target",
+        panel=MEASURE,
+    ),
 ]
 
 

@@ -53,7 +53,7 @@ def build_of(engine: Path) -> BuildArtefact | None:
     Raises:
         Refused: If the engine does not exist, or is not the file that was built.
     """
-    require_file(engine, "Give an engine that `repaconv build` wrote.", "engine.missing")
+    require_file(engine, hint="Give an engine that `repaconv build` wrote.", code="engine.missing")
     beside = engine.with_suffix(".json")
     if not beside.is_file() or stage_of(beside) != "build":
         return None

@@ -150,6 +150,7 @@ class Option:
         option: Names on the command line, if they differ from the field's name.
         metavar: Placeholder of the value in the help.
         least: The smallest accepted number.
+        most: The largest accepted number.
         text: How the value is read from text, if it is not a plain number, word or path.
         usual: Default on the command line as text, if it differs from the field's default.
         default_text: How the help describes the default, if it is not a plain value ("from the target").
@@ -163,6 +164,7 @@ class Option:
     option: tuple[str, ...] = ()
     metavar: str | None = None
     least: int | None = None
+    most: int | None = None
     text: Text | None = None
     usual: str | None = None
     default_text: str | None = None
@@ -174,10 +176,12 @@ class Option:
 
     def __iter__(self) -> Iterator[Any]:
         """Constraints for pydantic, which checks options that are read from a file."""
-        from annotated_types import Ge
+        from annotated_types import Ge, Le
 
         if self.least is not None:
             yield Ge(self.least)
+        if self.most is not None:
+            yield Le(self.most)
 
 
 def output(help: str, default_text: str | None = None) -> Option:

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 from repaconv.deprecation import Deprecation
 from repaconv.stages.bench.options import Objective
 from repaconv.stages.shared.common_options import (
+    MOST_ROUNDS,
     AllowUnverified,
     BatchSize,
     Images,
@@ -81,7 +82,13 @@ class TuneOptions(Options):
     ] = None
     rounds: Annotated[
         int | None,
-        Option("Number of rounds of the final measurement.", least=2, default_text="from the target", panel=MEASURE),
+        Option(
+            "Number of rounds of the final measurement.",
+            least=2,
+            most=MOST_ROUNDS,
+            default_text="from the target",
+            panel=MEASURE,
+        ),
     ] = None
     budget_s: Annotated[
         float,

@@ -395,7 +395,7 @@ def test_a_nan_among_the_weights_is_named():
     with pytest.raises(Refused) as caught:
         rc.fold(broken, example=torch.randn(2, 3, 8, 8))
     assert str(caught.value).startswith("1.running_var of this Sequential holds NaN")
-    with pytest.raises(Refused, match="1.running_var of this Sequential holds NaN"):
+    with pytest.raises(Refused, match=r"1\.running_var of this Sequential holds NaN"):
         rc.fold(broken)
 
 

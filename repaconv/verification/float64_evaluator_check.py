@@ -45,7 +45,7 @@ from repaconv.verification.tolerances import FLOAT32
 if TYPE_CHECKING:
     import onnx
 
-NODES_AT_ONCE, WEIGHT_BYTES_AT_ONCE = 64, 2**25
+NODES_AT_ONCE, WEIGHT_BYTES_AT_ONCE = 64, 2**24
 """Nodes whose values are held at a time, and bytes of the weights that they read, if they are several nodes."""
 COORDINATES = ("Resize", "Upsample")
 """Operators that compute coordinates in float32, whatever the type of their values is. The error of the coordinate of

@@ -79,8 +79,13 @@ def revert_harmful(fold: Kept, given: Evaluated, refold: Refold, evaluate: Calla
     """
     evaluation = evaluate(fold)
     while evaluation.why and (names := _revertible(fold)):
-        tries = (refold_without(fold, name, refold, evaluation.why) for name in names)
-        fold, evaluation = min(((one, evaluate(one)) for one in tries), key=lambda found: found[1].rank)
+        before, why = fold, evaluation.why
+        for place, name in enumerate(names):
+            other = refold_without(before, name, refold, why)
+            found = evaluate(other)
+            better = not place or found.rank < evaluation.rank
+            (fold if better else other).graph.discard()
+            fold, evaluation = (other, found) if better else (fold, evaluation)
     harmful = evaluation.why and not all(change.rewrite in ALWAYS_KEPT for change in fold.changes)
     changes = () if harmful else fold.changes
     return fold._replace(graph=fold.graph if changes else given, changes=changes)
@@ -175,7 +180,9 @@ def _revert_unsharing(fold: Kept, before: Size, at: Mapping[str, int], refold: R
     other = refold_without(fold, UNSHARE, refold, "")
     kept = size_of(other.graph, at)
     if kept.rank >= size.rank:
+        other.graph.discard()
         return fold
+    fold.graph.discard()
     why = f"with it layers that share weights have their own, {size.matrices:,} numbers, not {kept.matrices:,}"
     return other._replace(reverts=fold.reverts.with_revert(UNSHARE, why))
 

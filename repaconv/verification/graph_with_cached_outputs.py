@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.engines.contract import Feeds, Port, Session
+from repaconv.graph.model_rewriting import release_weights
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.onnx_model_loading import in_single
@@ -64,6 +65,12 @@ class Evaluated:
         """Whether its weights are so few that its session may stay open until it is needed again."""
         size: int = sum(weight.ByteSize() for weight in self.model.graph.initializer)
         return size <= KEPT_SESSION_BYTES
+
+    def discard(self) -> None:
+        """Release what the graph holds beside its weights: reference cycles keep that until garbage collection."""
+        self.close()
+        if (read := self.__dict__.pop("_read", None)) is not None:
+            release_weights(read.settled)
 
     @property
     def inputs(self) -> tuple[Port, ...]:

@@ -16,6 +16,7 @@ from repaconv.rewrites.fold.clip_operator import CLIP
 from repaconv.rewrites.fold.computed_shapes import SHAPES
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
+from repaconv.rewrites.fold.convolutions_of_split_parts import GROUPED_CONVOLUTION
 from repaconv.rewrites.fold.einsum_products import EINSUM
 from repaconv.rewrites.fold.fold_barriers import KEEP_SUMS, RELEASE, RELEASE_SUMS, keep, kept_values
 from repaconv.rewrites.fold.gelu_formula import GELU
@@ -85,6 +86,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     SPACE_TO_DEPTH,
     PATCH_MERGING,
     UNSTACK,
+    GROUPED_CONVOLUTION,
     AFFINE,
     *(_then(fold, AFFINE) for fold in BEFORE_AFFINE),
     CONVOLUTION,

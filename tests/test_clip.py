@@ -10,7 +10,12 @@ from test_fold_onnx import graph
 RANDOM = np.random.default_rng(0)
 NUMBERS = {
     **{f"{number}": np.array(float(number)) for number in (0, 1, 6)},
-    **{"-1": np.array([[-1.0]]), "deep": np.zeros((1, 1, 1, 1, 1)), "each": RANDOM.standard_normal((3, 1, 1))},
+    **{
+        "-1": np.array([[-1.0]]),
+        "deep": np.zeros((1, 1, 1, 1, 1)),
+        "nan": np.array(np.nan),
+        "each": RANDOM.standard_normal((3, 1, 1)),
+    },
 }
 
 
@@ -51,11 +56,21 @@ def test_relu6_is_part_of_a_hard_swish():
         [("Min", "x -1", "a"), ("Relu", "a", "y")],
         [("Max", "x 1", "a"), ("Max", "a 6", "y")],
         [("Max", "x each", "a"), ("Min", "a 6", "y")],
+        [("Max", "x nan", "a"), ("Min", "a 6", "y")],
         [("Max", "x 1 6", "y")],
         [("Max", "x deep", "y")],
         [("Max", "x 1", "a"), ("Min", "a 6", "b"), ("Add", "a b", "y")],
     ],
-    ids=["crossed", "negative", "two maxima", "numbers of each channel", "of three", "another axis", "read elsewhere"],
+    ids=[
+        "crossed",
+        "negative",
+        "two maxima",
+        "numbers of each channel",
+        "NaN",
+        "of three",
+        "another axis",
+        "read elsewhere",
+    ],
 )
 def test_what_stays(rows):
     assert kinds(rows) == [operator for operator, *_ in rows]

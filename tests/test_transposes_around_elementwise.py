@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from folded_operators import operators_after_folding
+from onnx import TensorProto, helper
 from test_fold_onnx import graph
 
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.fold.transposes_around_elementwise import TRANSPOSES
+from repaconv.verification.float64_graphs import ReferenceEvaluation
 
 RANDOM = np.random.default_rng(0)
 LAST, FIRST = {"perm": [0, 2, 3, 1]}, {"perm": [0, 3, 1, 2]}
@@ -107,11 +110,40 @@ def test_what_stays(rows, outputs):
     assert operators_after_folding(model, RANDOM.standard_normal(shape), (TRANSPOSES,)) == [one for one, *_ in rows]
 
 
-def random_graph(random):
-    """Elementwise operators of turned and other images, of which some are turned again."""
+@pytest.mark.parametrize("perm", [[0, 2, 1], [1, 2, 0]])
+def test_a_value_and_its_transpose_in_one_sum(perm):
+    undone = np.argsort(perm).tolist()
+    rows = [("Transpose", "x", "s", {"perm": perm}), ("Relu", "s", "r"), ("Transpose", "r", "t", {"perm": undone})]
+    rows += [("Add", "t r", "a"), ("Transpose", "a", "y", {"perm": undone}), ("Transpose", "a", "z", {"perm": undone})]
+    model = graph(rows, {}, {"x": (4, 4, 4)}, ("y", "z"), opset=17)
+    operators_after_folding(model, RANDOM.standard_normal((4, 4, 4)), (TRANSPOSES,))
+
+
+def test_a_transpose_in_a_subgraph_remains():
+    def branch(name, *then):
+        nodes = [helper.make_node("Transpose", ["v"], ["t" if then else name], **FIRST)]
+        nodes += [helper.make_node(operator, ["t"], [name]) for operator in then]
+        out = helper.make_tensor_value_info(name, TensorProto.DOUBLE, (6, 6, 6, 6))
+        return helper.make_graph(nodes, name, [], [out])
+
+    rows = [("Softmax", "x", "v"), *BEGIN, ("Add", "s v", "a"), ("Relu", "a", "e"), *END]
+    model = graph(rows, {"yes": np.array(True)}, {"x": (6, 6, 6, 6)}, ("y", "z"), opset=17)
+    both = {"then_branch": branch("first"), "else_branch": branch("second", "Neg")}
+    model.graph.node.append(helper.make_node("If", ["yes"], ["z"], **both))
+    model = onnx.shape_inference.infer_shapes(model)
+    after, _ = rewritten(model, (TRANSPOSES,))
+    onnx.checker.check_model(after, full_check=True)
+    x = {"x": RANDOM.standard_normal((6, 6, 6, 6))}
+    before, behind = (ReferenceEvaluation(each).run(x) for each in (model, after))
+    assert np.array_equal(before["y"], behind["y"])
+    assert np.array_equal(before["z"], behind["z"])
+
+
+def random_graph(random, shape):
+    """Elementwise operators of turned and other images, of which some are turned again, and read so if all axes are."""
     perm = random.permutation(4).tolist()
     undone = np.argsort(perm).tolist()
-    turned = [SHAPE[axis] for axis in perm]
+    turned = [shape[axis] for axis in perm]
     rows, values = [("Transpose", "x", "v0", {"perm": perm}), ("Reshape", "x turned", "v1")], ["v0", "v1"]
     weights = {"turned": np.array(turned), "c0": random.standard_normal(turned[-2:]), "c1": np.array([[2.0]])}
     weights |= {"c2": random.standard_normal((turned[1], 1, turned[3])), "c3": random.standard_normal(turned[-1])}
@@ -130,19 +162,22 @@ def random_graph(random):
         elif kind == "out":
             rows += [("Transpose", first, f"o{number}", {"perm": undone})]
             outputs.append(f"o{number}")
+            if len(set(shape)) == 1:
+                values.append(f"o{number}")
             continue
         else:
             rows.append((kind, first, new))
         values.append(new)
     rows.append(("Transpose", values[-1], "y", {"perm": undone}))
-    return graph(rows, weights, {"x": SHAPE}, (*outputs, "y"), opset=17)
+    return graph(rows, weights, {"x": shape}, (*outputs, "y"), opset=17)
 
 
+@pytest.mark.parametrize("shape", [SHAPE, (3, 3, 3, 3)])
 @pytest.mark.parametrize("seed", range(40))
-def test_random_graphs(seed):
+def test_random_graphs(seed, shape):
     random = np.random.default_rng(seed)
-    model = random_graph(random)
-    found = operators_after_folding(model, random.standard_normal(SHAPE), (TRANSPOSES,))
+    model = random_graph(random, shape)
+    found = operators_after_folding(model, random.standard_normal(shape), (TRANSPOSES,))
     before = [node.op_type for node in model.graph.node]
     _, changes = rewritten(model, (TRANSPOSES,))
     fewer = before.count("Transpose") - found.count("Transpose")

@@ -33,7 +33,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
         write = Writer(model, node)
         if before is not None and inner is not None and (before.op_type == "Min") != (node.op_type == "Min"):
             least, most = (inner[1], number) if node.op_type == "Min" else (number, inner[1])
-            if least > most:  # a Clip returns the maximum, the other order the minimum
+            if not least <= most:  # a Clip returns the maximum then, and the other order the minimum; NaN is neither
                 continue
             new = write("Clip", inner[0], write.constant(least, x), write.constant(most, x))
             what = f"{before.op_type}, {node.op_type} -> Clip"

@@ -64,7 +64,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
             continue
         group = _grown(model, first, len(perm))
         seen |= {(one, tuple(perm)) for one in group.nodes}
-        saved = _saved(group, perm)
+        saved = 0 if _reads_itself(group) else _saved(group, perm)
         if saved > 0:
             _turn(model, group, perm)
             yield Change(
@@ -111,6 +111,12 @@ def _grown(model: ir.Model, first: ir.Node, rank: int) -> _Group:
     return _Group(nodes, read, written)
 
 
+def _reads_itself(group: _Group) -> bool:
+    """Whether a group reads a value in two orders of axes, such as x + x^T: a Transpose between these remains."""
+    before = [node.inputs[0] for value in group.read if (node := made_by(value, "Transpose")) is not None]
+    return any(value in group.read or (value is not None and value.producer() in group.nodes) for value in before)
+
+
 def _saved(group: _Group, perm: list[int]) -> int:
     """How many Transposes a group needs less with its axes in the order before one; 0 if it moves more numbers."""
     count = numbers = 0
@@ -129,10 +135,10 @@ def _saved(group: _Group, perm: list[int]) -> int:
 
 
 def _inverse(value: ir.Value, perm: list[int]) -> list[ir.Node]:
-    """The Transposes of a value that undo one."""
+    """The Transposes of a value that undo one; those in subgraphs remain, whose outputs must be computed there."""
     undone = np.argsort(perm).tolist()
-    users = (user for user in value.consumers() if user.op_type == "Transpose" and not user.domain)
-    return [user for user in users if perm_of(user, len(perm)) == undone]
+    users = (user for user in value.consumers() if user.op_type == "Transpose" and user.graph is value.graph)
+    return [user for user in users if not user.domain and perm_of(user, len(perm)) == undone]
 
 
 def _turn(model: ir.Model, group: _Group, perm: list[int]) -> None:

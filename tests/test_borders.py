@@ -8,7 +8,9 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from folded_operators import operators_after_folding
 from foreign_nets import exported
+from test_fold_onnx import graph
 from test_live import same, trained
 from torch import nn
 from torch.nn import functional as F
@@ -162,6 +164,18 @@ def test_what_reaches_inside_or_leaves_a_side_stays(write, free):
     after, told = rewritten(graph, (CONVOLUTION,))
     assert not told
     assert apart(graph, after, (3, 3, 8, 8)) < 1e-5
+
+
+def test_a_side_of_other_numbers_along_a_dynamic_axis_stays():
+    """The numbers have a length, and the axis that they are written along has none: it is 8 wherever this runs."""
+    turn = [3, 0, 1, 2]
+    rows = [("Conv", "x k b", "c"), ("Pad", "c around", "p"), ("Transpose", "p", "t", {"perm": turn})]
+    rows += [("ScatterND", "t first side", "s"), ("Transpose", "s", "u", {"perm": np.argsort(turn).tolist()})]
+    weights = {"k": np.ones((4, 3, 1, 1)), "b": np.ones(4), "l": np.ones((4, 4, 3, 3)), "first": np.array([[0]])}
+    weights |= {"around": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "side": np.tile(np.arange(8.0), (1, 2, 4, 1))}
+    model = graph([*rows, ("Conv", "u l", "y")], weights, {"x": (2, 3, "h", 6)})
+    x = np.random.default_rng(0).standard_normal((2, 3, 6, 6))
+    assert operators_after_folding(model, x, (CONVOLUTION,)) == [*[operator for operator, *_ in rows], "Conv"]
 
 
 def test_a_border_that_no_convolution_reads_stays():

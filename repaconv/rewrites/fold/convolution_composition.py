@@ -119,13 +119,13 @@ def _border_after_pad(pad: ir.Node) -> tuple[ir.Value, Array] | None:
             written, numbers = slice_assignment(node), broadcast_constant(node.inputs[2])
             if written is None or numbers is None or perm[written[0]] == 0:
                 return None
-            least, most = sides[perm[written[0]]]
-            if not isinstance(shape[perm[written[0]]], int) and not _all_within(written[1], -most, least):
+            axis, numbers = perm[written[0]], numbers.transpose(np.argsort(perm))
+            if not isinstance(shape[axis], int) and not _all_within(written[1], -sides[axis][1], sides[axis][0]):
                 return None
-            numbers = numbers.transpose(np.argsort(perm))
-            if len(numbers) > 1:
+            dynamic = [i for i, one in enumerate(shape) if not isinstance(one, int) and i != axis]
+            if any(numbers.shape[i] > 1 for i in {0, *dynamic}):
                 return None
-            np.moveaxis(image, perm[written[0]], 0)[written[1]] = np.moveaxis(numbers, perm[written[0]], 0)
+            np.moveaxis(image, axis, 0)[written[1]] = np.moveaxis(numbers, axis, 0)
         else:
             break
         value = node.outputs[0]

@@ -399,6 +399,22 @@ def test_a_nan_among_the_weights_is_named():
         rc.fold(broken)
 
 
+class MaskedByParameter(nn.Module):
+    """A layer of two inputs, whose mask of minus infinity is a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.mask = nn.Linear(4, 4), nn.Parameter(torch.tensor([0, 0, 0, -torch.inf]), requires_grad=False)
+
+    def forward(self, x, y):
+        return torch.softmax(self.first(x) + self.mask, -1) + y
+
+
+def test_an_infinite_mask_is_no_reason_why_the_inputs_are_not_known():
+    with pytest.raises(Refused, match=r"^the inputs of this MaskedByParameter are not known"):
+        rc.fold(MaskedByParameter().eval())
+
+
 class Selected(Masked):
     """Hides the outputs below 0, which are others for each input."""
 

@@ -45,6 +45,7 @@ from repaconv.verification.tolerances import FLOAT64, LEAST_OUTPUT_CHANGE, exact
 SIDES = (64, 224, 32, 96, 128, 160, 192, 256, 288, 384, 448, 512, 28, 16)
 SIZE_NAMES = ("img_size", "image_size", "input_size")
 CONFIG_NAMES = ("config", "default_cfg", "pretrained_cfg")
+NOT_FINITE = "its outputs are not finite"
 # Where torch keeps layers of quantized and simulated quantized numbers.
 QUANTIZED_LAYERS = (
     "torch.ao.nn.quantized",
@@ -101,11 +102,12 @@ def found_calls(module: nn.Module) -> tuple[Call, ...]:
         try:
             if usable(outputs(module, first)):
                 return (first, *_if_it_runs(module, second))
-            problems.append("its outputs are not finite")
+            problems.append(NOT_FINITE)
         except Exception as error:
             problems.append(first_line(error))
     _require_exact_layers(module)
-    _require_finite(module)
+    if NOT_FINITE in problems:  # a mask may be infinite
+        _require_finite(module)
     problem = next(iter(problems), "it has no layer that tells what it takes")  # of the most likely shape
     raise Refused(
         f"the inputs of this {type(module).__name__} are not known, so it cannot be verified: {problem}.",

@@ -14,7 +14,7 @@ from test_fold_onnx import graph
 
 import repaconv as rc
 from repaconv.graph.model_rewriting import rewritten
-from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
+from repaconv.rewrites.fold.pool_padding import POOL_PADDING
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, revert_harmful
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.graph_with_cached_outputs import Evaluated

@@ -107,7 +107,7 @@ FORMER = {
     "folds.means": "rewrites.fold.operators_past_means",
     "folds.moves": "rewrites.fold.operators_past_views",
     "folds.norms": "rewrites.fold.norm_affines",
-    "folds.pads": "rewrites.fold.max_pool_padding",
+    "folds.pads": "rewrites.fold.pool_padding",
     "folds.parallel": "rewrites.fold.convolution_composition",
     "folds.pieces": "rewrites.fold.unread_tokens",
     "folds.returning": "rewrites.fold.linear_graph",

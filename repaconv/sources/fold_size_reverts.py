@@ -24,8 +24,8 @@ from repaconv.graph.symbolic_shapes import sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.einsum_products import equivalent_nodes
 from repaconv.rewrites.fold.gelu_formula import GELU
-from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.max_pools_in_series import POOLS_IN_SERIES
+from repaconv.rewrites.fold.pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.shared_weights import UNSHARE
 from repaconv.verification.graph_with_cached_outputs import Evaluated
 

@@ -36,14 +36,14 @@ DEPTH = 8
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """Merge every Pad into the MaxPools that read it, or let it name its axes if these are zeros; in place."""
+    """Merge every Pad into the pools that read it, or let it name its axes if MaxPools read its zeros; in place."""
     named = model.graph.opset_imports.get("", 0) >= NAMED
     for node in nodes_of(model, "Pad"):
-        if pad_value(node) == 0 and any(user.op_type == "AveragePool" for user in node.outputs[0].consumers()):
+        readers, fill = {user.op_type for user in node.outputs[0].consumers()}, pad_value(node)
+        if fill == 0 and "AveragePool" in readers:
             yield from _merged(model, node, "AveragePool")
-        if not any(user.op_type == "MaxPool" for user in node.outputs[0].consumers()):
+        if "MaxPool" not in readers:
             continue
-        fill = pad_value(node)
         if fill == -np.inf or (fill == 0 and _is_never_negative(node.inputs[0])):
             yield from _merged(model, node, "MaxPool")
         elif fill == 0 and named:

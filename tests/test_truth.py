@@ -23,6 +23,7 @@ from repaconv.graph.element_type_conversion import retyped
 from repaconv.graph.float64_rewriting import WIDER, Float64Graph, is_only_rounded, rounded_to_float32
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.results import Reason, Tolerance
+from repaconv.results.link_reasons import limit_in_words
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.verification import folded_graph_verification, graph_with_cached_outputs, rounding
@@ -281,7 +282,7 @@ def test_a_limit_that_rounding_raised_says_so(repaconv):
         assert "FP32 rounding alone changes the outputs of this network by" in link.tolerance.rtol_reason
         assert link.note == ""
     text = " ".join(repaconv("verify")[1].split())
-    assert f"the limit is {raised[0].tolerance.rtol:.0e}: " in text
+    assert f"the limit is {limit_in_words(raised[0].tolerance.rtol)}: " in text
     assert "for comparison: what FP32 rounding alone changes" in text
     assert "for scale" not in text
     own = {link.name: link.tolerance for link in rc.verify(rtol={"stored": 0.01}).links}
@@ -560,7 +561,7 @@ def test_a_moved_graph_of_few_weights_runs_in_float32_on_what_is_needed_in_one_s
     graph, opened = Evaluated(ill_conditioned()), list[Any]()
     feeds = graph.probes.feeds
     load = rounding.load_onnx
-    monkeypatch.setattr(rounding, "load_onnx", lambda model: opened.append(Counted(load(model))) or opened[-1])
+    monkeypatch.setattr(rounding, "load_onnx", lambda *of: opened.append(Counted(load(*of))) or opened[-1])
     one, other = Jittered(graph, 1e-3, 0, feeds), Jittered(graph, 1e-3, 1, feeds)
     one.others, other.others = [other], [one]
     found = [one.run(each)["y"] for each in feeds[:2]]

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from repaconv.core import run_folder
 from repaconv.results import GraphFold, MethodFold, NetworkFold
 from repaconv.sources.source_model import SourceModel
-
-if TYPE_CHECKING:
-    pass
 
 
 def source_model_of(run: run_folder.Run, checkpoint: str | Path | None = None) -> SourceModel:

@@ -1,4 +1,4 @@
-"""The search for the fastest configuration: trials to start from, candidate graphs, and which are measured when."""
+"""The search for the fastest configuration: which configurations are measured when, and in how many rounds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from repaconv.results import Candidate, Deployment, Ratio
 from repaconv.stages.tune.speed_prediction import ROUND_NOISE, Observation, Predictor, observed
-
-if TYPE_CHECKING:
-    pass
-
 
 # The search
 #

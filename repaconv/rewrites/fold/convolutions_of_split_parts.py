@@ -38,7 +38,7 @@ CHANNELS = 1
 def apply(model: ir.Model) -> Iterator[Change]:
     """Write one convolution with groups for every Concat of equal convolutions of all parts of a Split; in place."""
     for concat in nodes_of(model, "Concat"):
-        rank = rank_of(concat.outputs[0]) or 0
+        rank = rank_of(concat.outputs[0])
         layers = [conv for value in concat.inputs if (conv := _layer(value)) is not None]
         if concat.graph is not model.graph or rank < 3 or attribute(concat, "axis", 0) % rank != CHANNELS:
             continue

@@ -17,6 +17,7 @@ from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.core.run_folder import default_folder
 from repaconv.graph.compute_costs import known_macs_of_file
 from repaconv.results import FoldArtefact
+from repaconv.verification.image_files import image_files
 
 
 def convolution(name: str = "g", **attributes) -> onnx.ModelProto:
@@ -242,3 +243,48 @@ def test_more_rounds_than_memory_can_hold_are_refused(command, tiny, repaconv):
     code, _, told = repaconv(command, *given, "--rounds", 10**21)
     assert code == 2
     assert "less than or equal to 1000000" in told
+
+
+@pytest.mark.parametrize("command", ["verify", "bundle", "deploy", "compare"])
+def test_more_images_than_any_data_set_has_are_refused(command, tiny, repaconv):
+    given = {"deploy": [tiny], "compare": ["a.onnx", "b.onnx"]}.get(command, [])
+    code, _, told = repaconv(command, *given, "--count", 10**20)
+    assert code == 2
+    assert "less than or equal to 10000000" in told
+
+
+def test_nan_is_called_nan(repaconv):
+    code, _, told = repaconv("tune", "run", "--budget", "nan")
+    assert code == 2
+    assert "'--budget': must be a number, not NaN" in told
+    with pytest.raises(UsageProblem, match="budget_s=nan: must be a number, not NaN"):
+        rc.tune("run", budget_s=float("nan"))
+
+
+def test_a_file_of_images_is_called_a_file():
+    Path("cat.png").write_bytes(b"")
+    with pytest.raises(Refused, match=r"cat\.png is a file, not a folder"):
+        image_files(Path("cat.png"))
+    with pytest.raises(Refused, match="there is no folder cats"):
+        image_files(Path("cats"))
+
+
+def test_a_pipe_is_not_replaced_by_a_report(repaconv):
+    os.mkfifo("pipe")
+    code, _, told = repaconv("gate", "r.toml", "--report", "junit:pipe")
+    assert code == 3
+    assert "cannot write pipe: it is a pipe or a device" in told
+    assert Path("pipe").is_fifo()
+
+
+def test_a_history_that_cannot_be_written_is_refused_before_anything_is_measured(folded):
+    rc.bench("run", rounds=2)
+    (history,) = Path("run").glob("history-*")
+    history.unlink()
+    history.mkdir()
+
+    def measures(step: str, *_: object) -> None:
+        assert "bench" not in step
+
+    with pytest.raises(EnvironmentProblem, match=r"cannot write run/history-.*: Is a directory"):
+        rc.bench("run", rounds=2, out="b.json", progress=measures)

@@ -24,6 +24,7 @@ from repaconv.cli.command_options import (
 from repaconv.core import terminal
 from repaconv.core.errors import UsageProblem
 from repaconv.core.progress import Progress, prefixed
+from repaconv.stages.shared.common_options import MOST_ROUNDS
 
 if TYPE_CHECKING:
     from repaconv.core.plugins import PluginRow
@@ -181,6 +182,7 @@ def demo(
         typer.Option(
             "--rounds",
             min=2,
+            max=MOST_ROUNDS,
             help="Number of measured rounds.",
             show_default="from the target",
         ),

@@ -198,8 +198,12 @@ def _machine_error(problem: Exception) -> RepaconvError:
 
 
 def _usage_error(problem: BaseException, command: str) -> UsageProblem:
+    from repaconv.core.toml_positions import NOT_NAN, is_nan
+
     message = problem.format_message() if hasattr(problem, "format_message") else str(problem)
     message = message.replace("Value error, ", "")  # what pydantic puts before the sentence of a parser
+    for wrong in getattr(problem.__cause__, "errors", list)():  # pydantic's, of an option
+        message = message.replace(wrong["msg"], NOT_NAN) if is_nan(wrong["input"]) else message
     choice = CHOICE.search(message)
     near = did_you_mean(choice[1], re.findall("'([^']*)'", choice[2])) if choice else ""
     known = command in [each.name for each in app.registered_commands]

@@ -321,21 +321,23 @@ def require_writable(path: Path) -> None:
     """Refuse a file that could not be written later; nothing is written now.
 
     Raises:
-        EnvironmentProblem: ``write.failed``: the path is a folder, or the nearest part of it that exists is no folder
-            or one that this user may not write to.
+        EnvironmentProblem: ``write.failed``: the path is a folder, a pipe or a device, or the nearest part of it that
+            exists is no folder or one that this user may not write to.
         Refused: If it cannot be a file's path.
     """
     require_valid_name(path)
     around = next((each for each in path.parents if os.path.lexists(each)), Path())
     if path.is_dir():
         why = os.strerror(EISDIR)
+    elif path.exists() and not path.is_file():  # a rename would put a file in its place, also of /dev/null
+        why = "it is a pipe or a device, not a regular file"
     elif not around.is_dir():
         why = f"{around}: {os.strerror(ENOTDIR)}"
     elif not os.access(around, os.W_OK | os.X_OK):
         why = f"{around}: {os.strerror(EACCES)}"
     else:
         return
-    raise write_error(str(path), OSError(why), "Give another path with -o")
+    raise write_error(str(path), OSError(why), "Give another path")
 
 
 def write_error(what: str, error: OSError, hint: str) -> EnvironmentProblem:

@@ -134,8 +134,19 @@ _PLAIN = {
 """Messages in plain words, by pydantic's error type."""
 
 
+NOT_NAN = "must be a number, not NaN"
+"""Message for NaN, which is neither above nor below a limit."""
+
+
+def is_nan(value: object) -> bool:
+    """Whether a value is NaN or its text."""
+    return str(value).strip().lower().lstrip("+-") == "nan" and isinstance(value, (str, float))
+
+
 def _in_plain_words(error: Mapping[str, Any]) -> str:
     """Return what is expected, in plain words if the error type is known, else pydantic's message."""
+    if is_nan(error["input"]):
+        return NOT_NAN
     known = _PLAIN.get(error["type"])
     return str(error["msg"]) if known is None else known.format(**error.get("ctx", {}))
 

@@ -34,6 +34,7 @@ from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.export.stage import export
 from repaconv.stages.fold.stage import fold
 from repaconv.stages.recipe.recipe_file import own_file
+from repaconv.stages.shared.common_options import MOST_ROUNDS
 from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.result_provenance import made_by, with_files
@@ -60,7 +61,7 @@ class Matrix(Record):
     precisions: tuple[Literal["fp32", "fp16", "bf16", "int8"], ...] = Field(("fp32",), min_length=1)
     batches: tuple[PositiveInt, ...] = Field((1,), min_length=1)
     threads: PositiveInt | None = None
-    rounds: int | None = Field(None, ge=2)
+    rounds: int | None = Field(None, ge=2, le=MOST_ROUNDS)
     seed: int = Field(0, ge=0)
 
 

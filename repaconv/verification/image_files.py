@@ -31,8 +31,9 @@ def image_files(folder: Path, limit: int | None = None) -> list[Path]:
     """
     found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not found:
+        missing = f"{folder} is a file, not a folder." if folder.exists() else f"there is no folder {folder}."
         raise Refused(
-            f"{folder} holds no images." if folder.is_dir() else f"there is no folder {folder}.",
+            f"{folder} holds no images." if folder.is_dir() else missing,
             hint=f"Give a folder with {', '.join(SUFFIXES[:3])} ... files, or one folder of them for each class.",
             code="images.none",
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from repaconv.benchmark.machine_fingerprint import machine_key
 from repaconv.core.errors import Refused
-from repaconv.core.files import read_artefact, require_file, write_artefact
+from repaconv.core.files import read_artefact, require_file, write_artefact, write_error
 from repaconv.results import Baseline, Baselines, BenchArtefact, HistoryEntry, Regression
 from repaconv.sources.source_model import TRAINING
 
@@ -265,7 +265,11 @@ def _why_no_baseline(known: Baselines, path: Path, name: str, done: BenchArtefac
 
 
 def remember_measurement(path: Path, done: BenchArtefact) -> None:
-    """Append a line to the target's history; folding again keeps the history."""
+    """Append a line to the target's history; folding again keeps the history.
+
+    Raises:
+        EnvironmentProblem: If it cannot be written.
+    """
     subject = done.latencies[0]
     entry = HistoryEntry(
         when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -280,9 +284,12 @@ def remember_measurement(path: Path, done: BenchArtefact) -> None:
         image_size=done.image_size,
     )
     line = json.dumps(entry.model_dump(mode="json"), sort_keys=True) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:  # one write, so that concurrent measurements do not interleave their lines
-        os.write(file.fileno(), line.encode())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:  # one write, so that concurrent measurements do not interleave their lines
+            os.write(file.fileno(), line.encode())
+    except OSError as error:
+        raise write_error(str(path), error, "Make it writable, or move it away") from error
 
 
 def history_of(path: Path) -> list[HistoryEntry]:

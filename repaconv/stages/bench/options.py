@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from repaconv.stages.shared.common_options import (
     ACCEPTED_IN_BASELINE,
+    MOST_IMAGES,
     AcceptInconclusive,
     Against,
     AllowUnverified,
@@ -132,7 +133,7 @@ class CompareOptions(Options):
         str | Path | None,
         Option("Inputs (.npz) with 'input' [N, C, H, W].", default_text="seeded random inputs", panel=IMAGES),
     ] = None
-    count: Annotated[int, Option("Number of random inputs.", least=1, panel=IMAGES)] = 8
+    count: Annotated[int, Option("Number of random inputs.", least=1, most=MOST_IMAGES, panel=IMAGES)] = 8
     seed: Seed = 0
     speed: Annotated[
         bool, Option("Also measure the latency of both on the target, interleaved.", option=("--speed",), panel=MEASURE)

@@ -66,6 +66,8 @@ def bench_by(
     """
     with lock_folder(None if is_single_file(model) else run_folder.find_run(Path(model) if model else None).folder):
         plan = plan_bench(options, model, device, progress)
+        if plan.run:
+            require_writable(plan.run.history(plan.variant))
         try:
             found = measure_models(plan, progress)
         except TrainingRefused as error:

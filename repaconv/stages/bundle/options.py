@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from repaconv.deprecation import Deprecation
 from repaconv.stages.shared.common_options import (
     COUNT_OF_NPZ,
+    MOST_IMAGES,
     SEED_OF_RANDOM_IMAGES,
     AllowUnverified,
     BatchSize,
@@ -63,6 +64,7 @@ class BundleOptions(Options):
         Option(
             "Number of images.",
             least=1,
+            most=MOST_IMAGES,
             default_text="up to 64 that evaluated a lossy export, all of --images, otherwise 4 random ones",
             panel=IMAGES,
         ),

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from repaconv.stages.shared.common_options import MOST_ROUNDS, Arch, Classes, Images, Rerun, Settings, Weights
+from repaconv.stages.shared.common_options import (
+    MOST_IMAGES,
+    MOST_ROUNDS,
+    Arch,
+    Classes,
+    Images,
+    Rerun,
+    Settings,
+    Weights,
+)
 from repaconv.stages.shared.option_dataclasses import (
     IMAGES,
     INPUT,
@@ -46,7 +55,11 @@ class DeployOptions(Options):
     count: Annotated[
         int | None,
         Option(
-            "Number of images to verify on.", least=1, default_text="4 random ones, or all of --images", panel=IMAGES
+            "Number of images to verify on.",
+            least=1,
+            most=MOST_IMAGES,
+            default_text="4 random ones, or all of --images",
+            panel=IMAGES,
         ),
     ] = None
     method: Annotated[

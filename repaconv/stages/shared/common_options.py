@@ -175,6 +175,8 @@ Against = Annotated[
         panel=MEASURE,
     ),
 ]
+MOST_IMAGES = 10_000_000
+"""Largest number of images: several times those of the largest public data sets that networks are evaluated on."""
 MOST_ROUNDS = 1_000_000
 """Largest number of rounds: their times are kept in memory."""
 Rounds = Annotated[

@@ -11,6 +11,7 @@ from repaconv.stages.shared.common_options import (
     CLASSES_OF_IMAGES,
     COUNT_OF_NPZ,
     LABELS_OF_IMAGES,
+    MOST_IMAGES,
     SEED_OF_RANDOM_IMAGES,
     Checkpoint,
     Classes,
@@ -55,7 +56,14 @@ class VerifyOptions(Options):
     task: Task = None
     checkpoint: Checkpoint = None
     count: Annotated[
-        int | None, Option("Number of images.", least=1, default_text="4 random ones, or all of --images", panel=IMAGES)
+        int | None,
+        Option(
+            "Number of images.",
+            least=1,
+            most=MOST_IMAGES,
+            default_text="4 random ones, or all of --images",
+            panel=IMAGES,
+        ),
     ] = None
     seed: Annotated[int, Option("Seed of the random images.", least=0, panel=IMAGES)] = 0
     rtol: Annotated[

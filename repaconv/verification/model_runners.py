@@ -295,7 +295,7 @@ def load_onnx(
 
     Args:
         model: A path, a serialized model or a model.
-        weights: The model's external weights, or the folder that has them.
+        weights: The external weights of a model, or the folder that has those of a model or of its bytes.
         timed: Whether the session will be benchmarked. If not, and the model is in memory, the session releases memory
             after every inference, since a comparison holds several sessions.
         as_written: Whether to turn off fusions.
@@ -304,7 +304,7 @@ def load_onnx(
     lean = not (isinstance(model, Path) or timed)
     spec = SessionSpec(threads=usable_cpus(), lean=lean, as_written=as_written)
     if isinstance(model, Path | bytes):
-        return load_session(engine, model, spec)
+        return load_session(engine, model, replace(spec, weights=weights if isinstance(weights, Path) else None))
     bare, apart = (model, weights) if weights else split_off_weights(model)
     with ExitStack() as stack:
         size = 0 if isinstance(apart, Path) else bytes_of(bare, apart)

@@ -1,9 +1,9 @@
-"""grouped-convolution: write convolutions of the parts of a Split whose outputs are concatenated as one with groups.
+"""grouped-convolution: write convolutions of the parts of a Split, concatenated again, as one convolution with groups.
 
     concat(W_1 * x_1, W_2 * x_2, ...) = W * x,    x_1, x_2, ... = split(x),    W = W_1, W_2, ... in groups
 
-MixNet divides its 1x1 convolutions so. One convolution with groups neither copies the parts nor their outputs, and a
-runtime can compute the activation after it in the same kernel.
+MixNet splits its 1x1 convolutions this way. One convolution with groups copies neither the parts nor their outputs, and
+a runtime can compute the activation after it in the same kernel.
 """
 
 from __future__ import annotations

@@ -332,7 +332,8 @@ class Jittered:
                 graph.close()
             how = self.by, self.seed, self.coarse, self.anew
             if in_float64:
-                # An inference takes as long as moving the weights does, and most comparisons need a single one.
+                # An inference takes as long as moving the weights does. Most comparisons need a single one; where a
+                # second is needed, the weights are moved again for all the others at once.
                 probes = [feeds] if not known else [probe for probe in self.probes if key_of(probe) not in known]
                 exact = Float64(*_moved_apart(self.graph.model, *how, double=self.double))
                 with suppress(Exception):  # evaluation raises many classes; then each probe runs by itself

@@ -43,6 +43,7 @@ from repaconv.graph.nodes_and_constants import (
     made_by,
     nodes_of,
     only_reader,
+    shape_of_constant,
 )
 from repaconv.graph.operator_facts import ARITHMETIC, SELECTIONS
 from repaconv.graph.rewrite_contract import Rewrite
@@ -390,13 +391,15 @@ def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> It
 
 def _scale_before_transposed(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
     """Fold a scale of channels into the transposed convolution that alone reads it; a shift differs at the border."""
-    x, weight = node.inputs[0], constant(node.inputs[1])
+    x, shape = node.inputs[0], shape_of_constant(node.inputs[1])
     first = x.producer() if x is not None and is_read_once(x) else None
-    if x is None or first is None or first.domain or weight is None or len(weight) != (sizes(x) or (None, None))[1]:
+    if x is None or first is None or first.domain or shape is None or shape[0] != (sizes(x) or (None, None))[1]:
         return
     found = scaled_channels(first, 1)
     if found is None or found[2].any():
         return
+    weight = constant(node.inputs[1])
+    assert weight is not None
     write = Writer(model, node)
     scaled = write.constant(weight * found[1].reshape(-1, *[1] * (weight.ndim - 1)), node.inputs[1])
     node.replace_input_with(0, found[0])

@@ -24,6 +24,7 @@ from repaconv.graph.nodes_and_constants import (
     made_by,
     nodes_of,
     only_reader,
+    shape_of_constant,
 )
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, shaped_like
@@ -38,38 +39,36 @@ CHANNELS = 1
 def apply(model: ir.Model) -> Iterator[Change]:
     """Write one convolution with groups for every Concat of equal convolutions of all parts of a Split; in place."""
     for concat in nodes_of(model, "Concat"):
-        rank = rank_of(concat.outputs[0])
-        layers = [conv for value in concat.inputs if (conv := _layer(value)) is not None]
-        if concat.graph is not model.graph or rank < 3 or attribute(concat, "axis", 0) % rank != CHANNELS:
+        layers = _layers(concat) if concat.graph is model.graph else []
+        constants = [found for conv in layers if (found := _weight_and_bias(conv)) is not None]
+        if not layers or len(constants) < len(layers):
             continue
-        if len(layers) < max(2, len(concat.inputs)) or len({attributes_key(conv) for conv in layers}) > 1:
-            continue
-        split = made_by(layers[0].inputs[0], "Split")
-        if split is None or list(split.outputs) != [conv.inputs[0] for conv in layers]:
-            continue
-        weights = [constant(conv.inputs[1]) for conv in layers]
-        known = [weight for weight in weights if weight is not None]
-        if attribute(split, "axis", 0) % rank != CHANNELS or len(known) < len(layers):
-            continue
-        if len({weight.shape for weight in known}) > 1:
-            continue
-        biases = [_bias(conv, weight) for conv, weight in zip(layers, known, strict=True)]
-        shifts = [bias for bias in biases if bias is not None]
-        if len(shifts) < len(layers):
-            continue
-        write = Writer(model, concat)
-        given = (write.constant(np.concatenate(shifts)),) if any(map(np.any, shifts)) else ()
-        known_attributes = {name: entry.value for name, entry in layers[0].attributes.items()}
+        split, (weights, biases) = layers[0].inputs[0].producer(), zip(*constants, strict=True)
         groups = len(layers) * attribute(layers[0], "group", 1)
-        weight = write.constant(np.concatenate(known))
-        new = write("Conv", split.inputs[0], weight, *given, **{**known_attributes, "group": groups})
+        attributes = {name: entry.value for name, entry in layers[0].attributes.items()}
+        write = Writer(model, concat)
+        given = (write.constant(np.concatenate(biases)),) if any(map(np.any, biases)) else ()
+        new = write(
+            "Conv", split.inputs[0], write.constant(np.concatenate(weights)), *given, **{**attributes, "group": groups}
+        )
         write.replace(concat.outputs[0], shaped_like(new, concat.outputs[0]))
         yield Change(
             rewrite=GROUPED_CONVOLUTION.name,
             place=concat.name or "",
-            description=f"{len(layers)} convolutions of {list(known[0].shape)} -> one with {groups} groups",
+            description=f"{len(layers)} convolutions of {list(weights[0].shape)} -> one with {groups} groups",
         )
     clean(model)
+
+
+def _layers(concat: ir.Node) -> list[ir.Node]:
+    """The equal convolutions that a Concat joins, one of each part of a Split, in order; empty if it joins others."""
+    layers = [conv for value in concat.inputs if (conv := _layer(value)) is not None]
+    if len(layers) < max(2, len(concat.inputs)) or not _is_along_channels(concat):
+        return []
+    split = made_by(layers[0].inputs[0], "Split")
+    if split is None or not _is_along_channels(split) or list(split.outputs) != [conv.inputs[0] for conv in layers]:
+        return []
+    return layers if len({(attributes_key(conv), shape_of_constant(conv.inputs[1])) for conv in layers}) == 1 else []
 
 
 def _layer(value: ir.Value | None) -> ir.Node | None:
@@ -81,10 +80,19 @@ def _layer(value: ir.Value | None) -> ir.Node | None:
     return conv if part is not None and only_reader(part) is conv else None
 
 
-def _bias(conv: ir.Node, weight: Array) -> Array | None:
-    """The bias [M] of a convolution, zeros if it has none; None if it is computed."""
-    given = input_at(conv, 2)
-    return np.zeros(len(weight), weight.dtype) if given is None else constant(given)
+def _is_along_channels(node: ir.Node) -> bool:
+    """Whether a Split or Concat of images is along their channels."""
+    rank = rank_of(node.outputs[0])
+    return rank > 2 and attribute(node, "axis", 0) % rank == CHANNELS
+
+
+def _weight_and_bias(conv: ir.Node) -> tuple[Array, Array] | None:
+    """The weight [M, C, ...] and bias [M] of a convolution, zeros if it has none; None if one is computed."""
+    weight, given = constant(conv.inputs[1]), input_at(conv, 2)
+    if weight is None:
+        return None
+    bias = np.zeros(len(weight), weight.dtype) if given is None else constant(given)
+    return None if bias is None else (weight, bias)
 
 
 GROUPED_CONVOLUTION = Rewrite(

@@ -664,6 +664,16 @@ def test_silu_after_a_convolution_is_a_quotient(factor):
     require_equal_at_sizes(model, after, (1.0, 10.0, 1e3, 1e5), atol=1e-300)
 
 
+def test_silu_is_a_quotient_only_where_all_sizes_are_fixed():
+    """With a dynamic size, OpenVINO is faster with the SiLU that it computes inside the convolution."""
+    assert changed(silu(), "static-silu-as-quotient") == []
+    fixed = silu()
+    fixed.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    del fixed.graph.value_info[:]
+    fixed = onnx.shape_inference.infer_shapes(fixed, data_prop=True)
+    assert changed(fixed, "static-silu-as-quotient") == ["static-silu-as-quotient"]
+
+
 def test_a_gate_that_is_not_silu_of_a_convolution_stays():
     for model in (silu(gate="Tanh"), silu(after="Relu"), silu(shown=True), silu(factor=[0.5] * 6)):
         assert changed(model, "silu-as-quotient") == []

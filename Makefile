@@ -7,7 +7,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-quick test-lowest test-slow release-check dist golden golden-write lint arm docker-steps torture mutants code-mutants train clean
-.PHONY: recipes bench-throughput bench-blocks bench-slow-kernels bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-family bench-fold bench-forms bench-gate bench-hand bench-noise bench-originals bench-task-noise bench-power bench-precision bench-profile bench-roofline bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
+.PHONY: recipes bench-throughput bench-blocks bench-slow-kernels bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-family bench-fixed-batch bench-fold bench-forms bench-gate bench-hand bench-noise bench-originals bench-task-noise bench-power bench-precision bench-profile bench-roofline bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
@@ -134,6 +134,10 @@ bench-blocks: .venv/installed-dev
 # What replacing slow kernels of ONNX Runtime gains on this processor.
 bench-slow-kernels: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/slow_onnxruntime_kernels.py -o benchmarks/results/slow_onnxruntime_kernels.json
+
+# What a fixed batch size gains on this processor. Needs timm and OpenVINO.
+bench-fixed-batch: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fixed_batch_size.py -o benchmarks/results/fixed_batch_size.json
 
 bench-zoo: .venv/installed
 	$(BIN)/python benchmarks/zoo.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SPEED),--speed) $(if $(COST),--cost)

@@ -357,7 +357,7 @@ def by_graph(name: str) -> dict[str, Any]:
     import onnx
 
     from repaconv.graph.element_type_conversion import to_float64
-    from repaconv.graph.model_rewriting import rewritten
+    from repaconv.graph.models_in_onnx_ir import rewritten
     from repaconv.rewrites.fold.fold_pipeline import FOLDS
     from repaconv.verification.float64_graphs import Float64
 

@@ -24,7 +24,7 @@ import repaconv
 from repaconv.benchmark.cpu_isa_level import isa_level
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.core.files import canonical_json
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.rewrites.speed.channel_padding import WHOLE_BLOCKS, WHOLE_BLOCKS_16, WHOLE_GROUPS, WHOLE_GROUPS_16
 

@@ -25,7 +25,7 @@ import repaconv
 from repaconv.benchmark.cpu_isa_level import isa_level
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.core.files import canonical_json
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.speed.cubic_resize import RESIZE_AS_MATMUL
 from repaconv.rewrites.speed.slow_onnxruntime_kernels import (
     LRN_AS_CONV,

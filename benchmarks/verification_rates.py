@@ -27,7 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from repaconv.core.errors import Refused
 from repaconv.core.files import canonical_json
-from repaconv.graph import float64_rewriting, model_rewriting
+from repaconv.graph import float64_rewriting, models_in_onnx_ir
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.verification.comparison import largest, largest_along_least_axis
 from repaconv.verification.float64_graphs import Float64, widened
@@ -119,7 +119,7 @@ def faulty(model: onnx.ModelProto, size: float, name: str = "") -> onnx.ModelPro
 def starts_wrong(size: float) -> Iterator[None]:
     """Every fold, that in float64 included, starts from another graph than the comparison."""
     with ExitStack() as patches:
-        for module, name in ((model_rewriting, "rewritten"), (float64_rewriting, "rewritten_in_float64")):
+        for module, name in ((models_in_onnx_ir, "rewritten"), (float64_rewriting, "rewritten_in_float64")):
             patches.enter_context(patch.object(module, name, partial(_from_faulty, getattr(module, name), size)))
         yield
 
@@ -148,7 +148,7 @@ def ratios(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
     """What the constants stand for: the largest of all neighborhoods, over three inputs."""
     given, folded = Evaluated(before), Evaluated(after)
     feeds = given.probes.feeds[:3]
-    exact = Float64(model_rewriting.rewritten(widened(before), FOLDS)[0])
+    exact = Float64(models_in_onnx_ir.rewritten(widened(before), FOLDS)[0])
     others = [Jittered(given, JITTER, seed, feeds) for seed in range(ROUNDING_SAMPLES)]
     found: dict[str, float] = defaultdict(float)
     for each in feeds:

@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 
 from repaconv.graph.axis_tracking import FULL, axis_after, axis_before
 from repaconv.graph.channel_axes import IMAGE, LAST, scale_and_shift
-from repaconv.graph.model_rewriting import read
+from repaconv.graph.models_in_onnx_ir import read
 from repaconv.graph.operator_facts import ARITHMETIC, POINTWISE, UNARY
 from repaconv.graph.symbolic_shapes import SymbolicSize, floor_divided, parse_size, product, reshape_groups, size_plus
 

@@ -12,7 +12,7 @@ from test_hard_swish import single
 
 import repaconv as rc
 from repaconv.graph.element_type_conversion import retyped
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.batch_norm_operator import BATCH_NORM
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 

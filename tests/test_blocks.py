@@ -8,7 +8,7 @@ import pytest
 from test_forms import REWRITES, Graph, changed
 
 from repaconv.core.plugins import TARGETS, load
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 
 
 def conv(graph, x, out, read, size=1, *, groups=1, bias=True, seed=0, **how):

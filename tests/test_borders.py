@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import repaconv as rc
 from repaconv.graph.compute_costs import parameters
-from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.graph.models_in_onnx_ir import read, rewritten
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 

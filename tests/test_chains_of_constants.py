@@ -11,7 +11,7 @@ from folded_operators import operators_after_folding
 from onnx import TensorProto
 from test_fold_onnx import graph
 
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.chains_of_constants import CONSTANTS
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 

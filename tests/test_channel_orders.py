@@ -8,7 +8,7 @@ from onnx import numpy_helper
 from test_elementwise_work import folded
 from test_graph_corner_cases import model_of, normal, operators
 
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 RGB = "float[1, 3, 6, 6] x"

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
 from repaconv.graph.compute_costs import macs, macs_at_ones, node_works
-from repaconv.graph.model_rewriting import as_stored, clean, read
+from repaconv.graph.models_in_onnx_ir import as_stored, clean, read
 from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.probe_inputs import QUICK_INPUT_NUMBERS, probes
 

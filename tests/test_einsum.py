@@ -13,7 +13,7 @@ from test_fold_onnx import graph
 import repaconv as rc
 from repaconv.graph.compute_costs import macs
 from repaconv.graph.element_type_conversion import retyped
-from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.graph.models_in_onnx_ir import read, rewritten
 from repaconv.rewrites.fold.einsum_products import EINSUM
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.verification.float64_graphs import ReferenceEvaluation

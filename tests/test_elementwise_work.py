@@ -10,7 +10,7 @@ import pytest
 from test_graph_corner_cases import model_of, normal, operators
 
 from repaconv.graph.element_type_conversion import to_float64
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.verification.float64_graphs import Float64
 

@@ -19,7 +19,7 @@ from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, UsageProblem
 from repaconv.core.files import read_artefact
 from repaconv.graph.compute_costs import fix_shape, node_works
-from repaconv.graph.model_rewriting import read
+from repaconv.graph.models_in_onnx_ir import read
 from repaconv.results import BenchArtefact, EstimateArtefact, Limits
 from repaconv.stages.bench.latency_baselines import history_of
 from repaconv.stages.shared.target_lookup import load_target

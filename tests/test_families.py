@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import repaconv as rc
 from repaconv.algebra.convolution_kernels import Kernel, composed
-from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.graph.models_in_onnx_ir import read, rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.fold.unfolded_linear_operators import BORDER, PADDED, unfolded_operators
 from repaconv.torch_fold.traced_linear_maps import COMPUTED, PARALLEL

@@ -21,7 +21,7 @@ from repaconv.core import plugins
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.graph.compute_costs import parameters
 from repaconv.graph.element_type_conversion import to_float64
-from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.graph.models_in_onnx_ir import read, rewritten
 from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.methods.repavit.published_models import Example
 from repaconv.rewrites.fold import fold_pipeline

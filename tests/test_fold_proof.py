@@ -16,7 +16,7 @@ import repaconv as rc
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.core.files import read_artefact
 from repaconv.graph import float64_rewriting
-from repaconv.graph import model_rewriting as graphs
+from repaconv.graph import models_in_onnx_ir as graphs
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.results import GraphFold, Tolerance
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE

@@ -13,7 +13,7 @@ from mutants import Mutant, difference, results, set_attribute
 from onnx import TensorProto, helper, numpy_helper
 
 from repaconv.graph.element_type_conversion import to_float64
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 TOKENS = ("linear", "add", "scale", "sum", "difference", "act", "split", "concat", "pick", "norm", "batchnorm", "mask")

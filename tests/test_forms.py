@@ -20,9 +20,9 @@ from repaconv.backbones.token_merging_block import MergeSpec
 from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.backbones.vit_inference_block import BlockSpec
 from repaconv.backbones.vit_layers import AttentionSpec, IdleMlpSpec, LayerNormSpec, MlpSpec, NoNorm
-from repaconv.graph import model_rewriting
+from repaconv.graph import models_in_onnx_ir
 from repaconv.graph.element_type_conversion import to_float64
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.view_chains import chain_up_from, view_of_chain
 from repaconv.onnx_export.torch_exporter import to_onnx
@@ -546,7 +546,7 @@ def moved(*moves, shape=(2, 3, 4)):
 
 def in_order(model):
     """Whether the Sigmoid of a graph reads the numbers of its Relu as they are in memory, whatever the shape."""
-    last = next(node for node in model_rewriting.read(model).graph if node.op_type == "Sigmoid")
+    last = next(node for node in models_in_onnx_ir.read(model).graph if node.op_type == "Sigmoid")
     view = view_of_chain(chain_up_from(last.inputs[0]))
     assert view is None or view.source.producer().op_type == "Relu"
     return view is not None and view.in_order

@@ -14,7 +14,7 @@ from test_fold_onnx import graph
 from test_hard_swish import single
 
 import repaconv as rc
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.graph.onnx_files import spell_out_erfc
 from repaconv.onnx_export.opset_lowering import lower
 from repaconv.rewrites.fold.fold_pipeline import FOLDS

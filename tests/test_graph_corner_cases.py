@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 import repaconv as rc
 from repaconv.graph.graph_without_weights import check, correct_shapes
-from repaconv.graph.model_rewriting import read, rewritten, write
+from repaconv.graph.models_in_onnx_ir import read, rewritten, write
 from repaconv.graph.nodes_and_constants import Writer
 from repaconv.graph.opset_upgrade import upgraded
 from repaconv.rewrites.fold.fold_pipeline import without

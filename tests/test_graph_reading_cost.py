@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from repaconv.graph import shape_folding
 from repaconv.graph.channel_axes import IMAGE
-from repaconv.graph.model_rewriting import read
+from repaconv.graph.models_in_onnx_ir import read
 from repaconv.graph.nodes_and_constants import OPAQUE, constant, shape_of_constant
 from repaconv.rewrites.fold.linear_graph_from_onnx import linear_graph
 

@@ -12,7 +12,7 @@ from mutants import difference, results
 from test_fold_onnx import graph, normal
 
 from repaconv.core.progress import silent
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.graph.nodes_and_constants import Writer, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.results import Change

@@ -10,7 +10,7 @@ from test_hard_swish import single
 
 import repaconv as rc
 from repaconv.graph.canonical_form import normalize
-from repaconv.graph.model_rewriting import read, tidy, write
+from repaconv.graph.models_in_onnx_ir import read, tidy, write
 from repaconv.verification.float64_graphs import ReferenceEvaluation
 
 RANDOM = np.random.default_rng(0)

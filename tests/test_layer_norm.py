@@ -11,7 +11,7 @@ from test_fold_onnx import graph
 from test_hard_swish import single
 
 import repaconv as rc
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.fold.layer_norm_operator import LAYER_NORM
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from test_fold_onnx import graph
 
 import repaconv as rc
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 

@@ -15,7 +15,7 @@ import pytest
 from foreign_faults import F, Net, normal
 from onnx import TensorProto
 
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 INT, HALF, BOOL = TensorProto.INT64, TensorProto.FLOAT16, TensorProto.BOOL

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from test_fold_onnx import graph
 
 import repaconv as rc
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.pool_padding import POOL_PADDING
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, revert_harmful
 from repaconv.verification.float64_graphs import Float64

@@ -9,7 +9,7 @@ from mutants import difference, results
 from test_forms import Graph
 
 from repaconv.graph.compute_costs import parameters
-from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.graph.models_in_onnx_ir import read, rewritten
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 
 R = np.random.default_rng(3)

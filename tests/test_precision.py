@@ -32,7 +32,7 @@ from repaconv.engines.onnxruntime_cpu import (
     session_of,
     settings_for,
 )
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.graph.onnx_files import with_node_names
 from repaconv.onnx_export import fp16_and_int8 as precision_module
 from repaconv.onnx_export import nncf_quantization

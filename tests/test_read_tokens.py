@@ -14,7 +14,7 @@ from torch import nn
 
 import repaconv as rc
 from repaconv.graph.element_type_conversion import to_float64
-from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.graph.models_in_onnx_ir import read, rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.fold.unread_tokens import READ_TOKENS
 

@@ -12,7 +12,7 @@ from test_hard_swish import single
 
 import repaconv as rc
 from repaconv.graph.element_type_conversion import retyped
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.fold.layers_before_lstm_and_gru import RECURRENT
 

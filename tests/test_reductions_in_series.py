@@ -9,7 +9,7 @@ from folded_operators import operators_after_folding
 from onnx import TensorProto
 from test_fold_onnx import graph
 
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.graph.operator_facts import REDUCTIONS
 from repaconv.rewrites.fold.reductions_in_series import IN_SERIES
 

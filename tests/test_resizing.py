@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from repaconv.algebra.image_resizing import PLACES, resized
 from repaconv.graph.element_type_conversion import to_float64
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.graph.opset_upgrade import upgraded
 from repaconv.rewrites.speed.cubic_resize import MOST_PER_NEW_PIXEL, MOST_PRODUCTS, RESIZE_AS_MATMUL
 from repaconv.verification.float64_graphs import REFERENCE, Float64

@@ -13,7 +13,7 @@ from test_forms import EXACT, Graph
 from test_forms import REWRITES as ALL_REWRITES
 
 from repaconv.graph.element_type_conversion import retyped
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.speed.rotary_embedding_operator import TYPES, write_operators
 

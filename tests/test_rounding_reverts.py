@@ -15,7 +15,7 @@ from test_fold_proof import planted
 import repaconv as rc
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.core.progress import silent
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.results import Change, Figures, Link
 from repaconv.rewrites.fold.fold_pipeline import FOLDS, without
 from repaconv.sources.fold_size_reverts import Kept

@@ -8,7 +8,7 @@ import pytest
 from test_fold_onnx import graph
 
 from repaconv.graph.canonical_form import normalize
-from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.graph.models_in_onnx_ir import read, rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.fold.operators_past_views import move_before_views
 from repaconv.verification.float64_graphs import ReferenceEvaluation

@@ -10,7 +10,7 @@ from test_forms import Graph
 from test_parallel import conv, joined, net, norm
 
 from repaconv.graph.canonical_form import normalize
-from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.graph.models_in_onnx_ir import read, rewritten
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.fold.unfolded_linear_operators import unfolded_operators

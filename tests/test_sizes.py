@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from test_fold_onnx import graph
 
 import repaconv as rc
-from repaconv.graph.model_rewriting import read, write_like
+from repaconv.graph.models_in_onnx_ir import read, write_like
 from repaconv.graph.shape_folding import fold_shapes
 from repaconv.graph.symbolic_shapes import limit_of_ratio, parse_expression, parse_size, sizes
 from repaconv.verification.float64_graphs import ReferenceEvaluation

@@ -7,7 +7,7 @@ import pytest
 from folded_operators import operators_after_folding
 from test_fold_onnx import graph
 
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.fold.space_to_depth_convolutions import SPACE_TO_DEPTH
 

@@ -20,7 +20,7 @@ from repaconv.cli.text_and_json_output import print_json
 from repaconv.core.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
 from repaconv.core.files import read_artefact, write_artefact, write_text
 from repaconv.core.run_folder import find_run
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.method_api.contract import FoldedPart
 from repaconv.methods.dwconv import METHOD as DWCONV
 from repaconv.methods.riformer import METHOD

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from repaconv.graph import model_rewriting
+from repaconv.graph import models_in_onnx_ir
 from repaconv.rewrites.speed import split_transposes
 from repaconv.rewrites.speed.split_transposes import TRANSPOSE_IN_STEPS
 
@@ -30,7 +30,7 @@ def transposed(shape, perm, kind=FLOAT, *, behind=(), opset=17) -> onnx.ModelPro
 
 
 def rewritten(model) -> tuple[onnx.ModelProto, int]:
-    found, changes = model_rewriting.rewritten(model, (TRANSPOSE_IN_STEPS,))
+    found, changes = models_in_onnx_ir.rewritten(model, (TRANSPOSE_IN_STEPS,))
     onnx.checker.check_model(found, full_check=True)
     return found, len(changes)
 

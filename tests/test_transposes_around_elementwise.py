@@ -9,7 +9,7 @@ from folded_operators import operators_after_folding
 from onnx import TensorProto, helper
 from test_fold_onnx import graph
 
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.fold.transposes_around_elementwise import TRANSPOSES
 from repaconv.verification.float64_graphs import ReferenceEvaluation

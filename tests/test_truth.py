@@ -21,7 +21,7 @@ from repaconv.core.run_folder import Run
 from repaconv.graph import float64_rewriting
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.graph.float64_rewriting import WIDER, Float64Graph, is_only_rounded, rounded_to_float32
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.results import Reason, Tolerance
 from repaconv.results.link_reasons import limit_in_words
 from repaconv.rewrites.fold.fold_pipeline import FOLDS

@@ -9,7 +9,7 @@ from onnx import TensorProto
 from test_fold_onnx import graph
 
 import repaconv as rc
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import without
 from repaconv.rewrites.fold.layers_before_upsampling import BEFORE_UPSAMPLING
 from repaconv.verification.float64_graphs import ReferenceEvaluation

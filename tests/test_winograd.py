@@ -12,7 +12,7 @@ from test_forms import REWRITES, Graph, changed
 from torch.nn.functional import conv2d
 
 from repaconv.graph.element_type_conversion import retyped
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.presets import chosen
 from repaconv.rewrites.speed import winograd_convolutions
 

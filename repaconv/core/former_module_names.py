@@ -144,7 +144,7 @@ FORMER = {
     "graphs.contract": "graph.rewrite_contract",
     "graphs.costs": "graph.compute_costs",
     "graphs.deciding": "graph.discrete_outputs",
-    "graphs.graph": "graph.model_rewriting graph.nodes_and_constants",
+    "graphs.graph": "graph.models_in_onnx_ir graph.nodes_and_constants",
     "graphs.grids": "graph.token_grids",
     "graphs.heads": "graph.attention_patterns",
     "graphs.inference": "graph.shape_inference",
@@ -366,6 +366,7 @@ FORMER = {
     "stages.shared.option_definitions": "stages.shared.option_dataclasses",
     "stages.tune.loss_evaluation": "stages.tune.accuracy_loss",
     "tasks.recognition": "tasks.task_of_network",
+    "graph.model_rewriting": "graph.models_in_onnx_ir",
 }
 """Former module name to the current one, without ``repaconv.``; several names if a module was split."""
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from repaconv.graph.index_selections import MIN_ELEMENTS, is_fast_transpose, perm_of, swaps_last
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import (
     Writer,
     attribute,

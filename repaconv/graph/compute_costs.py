@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.graph.einsum_equations import equation_of
-from repaconv.graph.model_rewriting import read
+from repaconv.graph.models_in_onnx_ir import read
 from repaconv.graph.nodes_and_constants import Array, attribute, constant, is_read, made_by, nodes_of, only_reader
 from repaconv.graph.onnx_files import flops_of
 from repaconv.graph.operator_facts import (
@@ -40,7 +40,8 @@ def parameters(model: ir.Model) -> int:
     batch, and repeated entries of a lookup table.
 
     Args:
-        model: As `repaconv.graph.model_rewriting.as_stored` returns it: a constant shared by several nodes occurs once.
+        model: As `repaconv.graph.models_in_onnx_ir.as_stored` returns it: a constant that several nodes share occurs
+            once.
     """
     fixed = fixed_values(model)
     return sum(_parameters_in(value, list(_uses(value, fixed))) for value in model.graph.initializers.values())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from repaconv.graph.discrete_outputs import has_constant_decision
 from repaconv.graph.element_type_conversion import as_float32, element_types, retyped, unsupported
 from repaconv.graph.graph_without_weights import EXTERNAL_LOCATION, MOST_KEPT_ENTRIES, mark_as_external
-from repaconv.graph.model_rewriting import read, rewrite, write_like
+from repaconv.graph.models_in_onnx_ir import read, rewrite, write_like
 from repaconv.graph.onnx_files import subgraphs_of
 from repaconv.graph.operator_facts import HALVES
 from repaconv.results import Change
@@ -57,7 +57,7 @@ def rewritten_in_float64(
 
     Args:
         model: The graph with all weights embedded; it is not modified.
-        rewrites: See `repaconv.graph.model_rewriting.rewritten`.
+        rewrites: See `repaconv.graph.models_in_onnx_ir.rewritten`.
         observe: The same.
     """
     import onnx_ir as ir

@@ -19,7 +19,7 @@ import numpy as np
 
 from repaconv.graph.constant_if_inlining import inline_constant_ifs
 from repaconv.graph.index_selections import axes_of, selection_of, split_sizes
-from repaconv.graph.model_rewriting import clean, remove_unused
+from repaconv.graph.models_in_onnx_ir import clean, remove_unused
 from repaconv.graph.no_op_nodes import remove_no_ops
 from repaconv.graph.nodes_and_constants import (
     Writer,

@@ -21,7 +21,7 @@ import numpy as np
 
 from repaconv.engines.contract import Feeds
 from repaconv.graph.activation_patterns import MOST_NODES
-from repaconv.graph.model_rewriting import as_stored, write
+from repaconv.graph.models_in_onnx_ir import as_stored, write
 from repaconv.graph.nodes_and_constants import Array, Writer, constant, made_by, nodes_of, scalar, shape_of_constant
 from repaconv.graph.operator_facts import ARITHMETIC, UNARY
 

@@ -171,7 +171,7 @@ def _with_dimensions(model: onnx.ModelProto, wanted: Mapping[str, int | str]) ->
 
 def _with_known_sizes(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace what the graph computes from known sizes by constants."""
-    from repaconv.graph.model_rewriting import read, write_like
+    from repaconv.graph.models_in_onnx_ir import read, write_like
     from repaconv.graph.shape_folding import fold_shapes
 
     graph = read(model)

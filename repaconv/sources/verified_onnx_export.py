@@ -316,7 +316,7 @@ class _Rewritten(NamedTuple):
 
 
 def _rewritten(exported: Graph, rewrites: Sequence[Rewrite], expected: ExpectedOutputs) -> _Rewritten:
-    from repaconv.graph.model_rewriting import rewritten
+    from repaconv.graph.models_in_onnx_ir import rewritten
     from repaconv.onnx_export.torch_exporter import check
     from repaconv.verification.comparison import not_verified
 

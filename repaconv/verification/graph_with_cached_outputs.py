@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.engines.contract import Feeds, Port, Session
-from repaconv.graph.model_rewriting import release_weights
+from repaconv.graph.models_in_onnx_ir import release_weights
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.onnx_model_loading import in_single
@@ -149,7 +149,7 @@ class Evaluated:
         So are rows of a table, at indices computed from shapes, that products multiply by.
         """
         from repaconv.graph.compute_costs import constant_factors, matrices, parameters
-        from repaconv.graph.model_rewriting import as_stored, with_shapes
+        from repaconv.graph.models_in_onnx_ir import as_stored, with_shapes
         from repaconv.graph.nodes_and_constants import nodes_of
         from repaconv.graph.shape_folding import fold_shapes
 

@@ -388,7 +388,7 @@ def folded(source: Path, model: onnx.ModelProto, taken_back: Collection[str] = (
 def _folded(model: onnx.ModelProto, taken_back: Collection[str]) -> Folded:
     """Fold a graph in float64 and round it once; in its own types if float64 and back is another graph."""
     from repaconv.graph.float64_rewriting import is_float64_convertible, rewritten_in_float64, rounded_to_float32
-    from repaconv.graph.model_rewriting import rewritten
+    from repaconv.graph.models_in_onnx_ir import rewritten
     from repaconv.rewrites.fold.fold_pipeline import without
     from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
     from repaconv.rewrites.fold.instance_norm_operator import INSTANCE_NORM

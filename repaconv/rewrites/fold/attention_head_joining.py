@@ -24,7 +24,7 @@ from repaconv.graph.attention_patterns import (
 )
 from repaconv.graph.canonical_form import normalize
 from repaconv.graph.linear_layers import Linear, linear_of
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Array, Writer, constant, made_by, only_reader, scalar
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import as_numbers, rank_of, set_shape, sizes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graph.channel_axes import IMAGE, scale_and_shift, write_batchnorm
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Writer, nodes_of, only_reader
 from repaconv.graph.operator_facts import POOLS
 from repaconv.graph.rewrite_contract import Rewrite

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Writer, is_read_once, nodes_of, scalar
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import shaped_like, sizes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.shape_folding import fold_shapes
 from repaconv.results import Change

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import is_constant, nodes_of
 from repaconv.graph.operator_facts import PRODUCTS
 from repaconv.graph.rewrite_contract import Rewrite

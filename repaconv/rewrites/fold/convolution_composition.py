@@ -31,7 +31,7 @@ from repaconv.graph.canonical_form import normalize
 from repaconv.graph.channel_axes import IMAGE, affine_of, scale_and_shift
 from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
 from repaconv.graph.index_selections import Places, perm_of, selection_of
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import (
     Array,
     Writer,

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.graph.einsum_equations import Equation, equation_of
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, made_by, nodes_of
 from repaconv.graph.operator_facts import ARITHMETIC
 from repaconv.graph.rewrite_contract import Rewrite

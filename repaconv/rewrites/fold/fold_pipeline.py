@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from repaconv.graph.model_rewriting import tidy
+from repaconv.graph.models_in_onnx_ir import tidy
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.results import Change
 from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN

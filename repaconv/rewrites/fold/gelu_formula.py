@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.graph.index_selections import perm_of
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Array, Writer, is_constant, made_by, nodes_of, only_reader, scalar
 from repaconv.graph.operator_facts import ARITHMETIC
 from repaconv.graph.rewrite_contract import Rewrite

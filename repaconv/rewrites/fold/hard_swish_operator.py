@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, made_by, nodes_of, only_reader, scalar
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import shaped_like, sizes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Array, Writer, nodes_of
 from repaconv.graph.norm_formulas import ROOTS, NormFormulas, spread_of
 from repaconv.graph.rewrite_contract import Rewrite

@@ -16,7 +16,7 @@ import numpy as np
 
 from repaconv.graph.channel_axes import affine_of
 from repaconv.graph.index_selections import perm_of
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import (
     Array,
     Writer,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from repaconv.graph import activation_patterns
 from repaconv.graph.canonical_form import normalize, shorten_views
 from repaconv.graph.channel_axes import IMAGE, LAST
-from repaconv.graph.model_rewriting import clean, merge_equal_constants
+from repaconv.graph.models_in_onnx_ir import clean, merge_equal_constants
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.rotary_embedding_patterns import embedding_nodes
 from repaconv.results import Change

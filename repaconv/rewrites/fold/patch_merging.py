@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import permutations, product
 from typing import TYPE_CHECKING
 
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.strided_slices import PixelsOfBlocks, pixels_of_blocks

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, input_at, made_by, nodes_of, scalar
 from repaconv.graph.operator_facts import MOVES, POOLS
 from repaconv.graph.rewrite_contract import Rewrite

@@ -17,7 +17,7 @@ import numpy as np
 from repaconv.graph.canonical_form import LAST_AXES_KEY
 from repaconv.graph.index_selections import are_consecutive, selection_of
 from repaconv.graph.linear_layers import linear_of
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Writer, is_constant, made_by, nodes_of, only_reader
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.graph.index_selections import axes_of
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, input_at, made_by, nodes_of, only_reader
 from repaconv.graph.operator_facts import REDUCTIONS
 from repaconv.graph.rewrite_contract import Rewrite

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from repaconv.graph.canonical_form import shorten_views
 from repaconv.graph.index_selections import Selection, are_consecutive, selection_of
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, is_read, made_by, nodes_of
 from repaconv.graph.operator_facts import SELECTIONS
 from repaconv.graph.rewrite_contract import Rewrite

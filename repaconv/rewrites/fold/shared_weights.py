@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from repaconv.graph.compute_costs import multiplies
-from repaconv.graph.model_rewriting import merge_equal_constants
+from repaconv.graph.models_in_onnx_ir import merge_equal_constants
 from repaconv.graph.nodes_and_constants import OPAQUE, attributes_key, is_constant, only_reader
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.shape_folding import fold_shapes

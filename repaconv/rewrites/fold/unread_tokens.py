@@ -22,7 +22,7 @@ from repaconv.graph.axis_tracking import axis_before
 from repaconv.graph.canonical_form import NORMALIZED_KEY, normalize
 from repaconv.graph.index_selections import selection_of
 from repaconv.graph.linear_layers import linear_of
-from repaconv.graph.model_rewriting import release_weights
+from repaconv.graph.models_in_onnx_ir import release_weights
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, is_read
 from repaconv.graph.operator_facts import PRODUCTS, SELECTIONS, VIEWS
 from repaconv.graph.rewrite_contract import Rewrite

@@ -17,7 +17,7 @@ from repaconv.graph import activation_patterns
 from repaconv.graph.axis_tracking import FULL, axis_after, axis_before
 from repaconv.graph.canonical_form import normalize
 from repaconv.graph.index_selections import axes_of, perm_of, selection_of, slices
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant
 from repaconv.graph.operator_facts import POINTWISE, SELECTIONS, VIEWS
 from repaconv.graph.rewrite_contract import Rewrite

@@ -278,7 +278,7 @@ def _node_work(plan: _Plan) -> list[Work]:
     """
     from repaconv.graph.compute_costs import fix_shape, node_works
     from repaconv.graph.invalid_graphs import misfit, uncomputed_input
-    from repaconv.graph.model_rewriting import read
+    from repaconv.graph.models_in_onnx_ir import read
 
     try:
         fix_shape(plan.graph, plan.shape)

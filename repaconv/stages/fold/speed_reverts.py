@@ -171,7 +171,7 @@ def _fastest(found: Measurement) -> float:
 
 def _with_target_preset(model: onnx.ModelProto) -> onnx.ModelProto:
     """The graph after the default rewrites of `TARGET`."""
-    from repaconv.graph.model_rewriting import rewritten
+    from repaconv.graph.models_in_onnx_ir import rewritten
     from repaconv.rewrites.presets import chosen
     from repaconv.stages.shared.target_lookup import default_rewrites, load_target
 

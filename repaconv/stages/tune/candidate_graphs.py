@@ -45,7 +45,7 @@ class Graphs:
 
     def model(self, rewrites: Iterable[str]) -> onnx.ModelProto:
         """The graph with these rewrites; names that do not change this graph are ignored."""
-        from repaconv.graph.model_rewriting import rewritten
+        from repaconv.graph.models_in_onnx_ir import rewritten
 
         return rewritten(self.raw, [self.rewrites[name] for name in rewrites if name in self.rewrites])[0]
 
@@ -130,7 +130,7 @@ class Candidates:
 
     def _graphs(self, device: Target) -> Graphs:
         """The network exported for a target, and which rewrites change that graph."""
-        from repaconv.graph.model_rewriting import rewritten
+        from repaconv.graph.models_in_onnx_ir import rewritten
 
         spec = GraphSpec(
             size=self.image_size,

@@ -25,7 +25,7 @@ from repaconv.verification.comparison import Comparison, PerNeighborhood, run_bo
 from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.probe_inputs import probes
-from repaconv.verification.random_inputs import draws
+from repaconv.verification.random_graph_inputs import draws
 from repaconv.verification.rounding import jitter_rounding
 
 

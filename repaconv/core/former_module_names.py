@@ -230,13 +230,13 @@ FORMER = {
     "proof.curve": "verification.drift_plot",
     "proof.data": "verification.input_batches",
     "proof.decided": "verification.comparison",
-    "proof.draws": "verification.random_inputs",
+    "proof.draws": "verification.random_graph_inputs",
     "proof.float64": "verification.float64_graphs",
     "proof.images": "verification.image_files",
     "proof.locate": "verification.divergence_location",
     "proof.operators": "verification.float64_operators",
     "proof.outputs": "verification.comparison",
-    "proof.parameters": "verification.random_inputs",
+    "proof.parameters": "verification.random_graph_inputs",
     "proof.parity": "verification.output_metrics",
     "proof.policy": "verification.tolerances",
     "proof.probes": "verification.probe_inputs",
@@ -367,6 +367,7 @@ FORMER = {
     "stages.tune.loss_evaluation": "stages.tune.accuracy_loss",
     "tasks.recognition": "tasks.task_of_network",
     "graph.model_rewriting": "graph.models_in_onnx_ir",
+    "verification.random_inputs": "verification.random_graph_inputs",
 }
 """Former module name to the current one, without ``repaconv.``; several names if a module was split."""
 

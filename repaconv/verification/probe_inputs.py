@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from repaconv.core.errors import first_line
 from repaconv.graph.input_sizes_from_weights import input_sizes_from_weights
 from repaconv.graph.onnx_files import subgraphs_of
-from repaconv.verification.random_inputs import INTEGER_BOUNDS, Draw, draws, named_dims_of
+from repaconv.verification.random_graph_inputs import INTEGER_BOUNDS, Draw, draws, named_dims_of
 
 if TYPE_CHECKING:
     import onnx

@@ -30,7 +30,7 @@ from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.stages.shared.unavailable_targets import remote_commands, why_not_here
 from repaconv.verification.model_runners import load_onnx
-from repaconv.verification.random_inputs import named_dims_of
+from repaconv.verification.random_graph_inputs import named_dims_of
 from repaconv.verification.rounding import network_rounding
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ FORMER = {
     "folds.convolutions": "rewrites.fold.convolution_composition",
     "folds.edges": "rewrites.fold.linear_graph_from_onnx",
     "folds.emit": "rewrites.fold.linear_graph_to_onnx",
-    "folds.finish": "rewrites.fold.recombined_operators",
+    "folds.finish": "rewrites.fold.recombination_after_folds",
     "folds.fold": "rewrites.fold.fold_pipeline",
     "folds.joins": "rewrites.fold.attention_head_joining",
     "folds.kernels": "algebra.convolution_kernels rewrites.fold.kernels_from_onnx",
@@ -368,6 +368,7 @@ FORMER = {
     "tasks.recognition": "tasks.task_of_network",
     "graph.model_rewriting": "graph.models_in_onnx_ir",
     "verification.random_inputs": "verification.random_graph_inputs",
+    "rewrites.fold.recombined_operators": "rewrites.fold.recombination_after_folds",
 }
 """Former module name to the current one, without ``repaconv.``; several names if a module was split."""
 

@@ -17,7 +17,7 @@ from repaconv.graph.nodes_and_constants import OPAQUE, attributes_key, is_consta
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.shape_folding import fold_shapes
 from repaconv.results import Change
-from repaconv.rewrites.fold.recombined_operators import share
+from repaconv.rewrites.fold.recombination_after_folds import share
 
 if TYPE_CHECKING:
     import onnx_ir as ir

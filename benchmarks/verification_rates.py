@@ -29,11 +29,11 @@ from repaconv.core.errors import Refused
 from repaconv.core.files import canonical_json
 from repaconv.graph import float64_rewriting, models_in_onnx_ir
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
+from repaconv.sources.graph_fold import Folded, folded
 from repaconv.verification.comparison import largest, largest_along_least_axis
 from repaconv.verification.float64_graphs import Float64, widened
 from repaconv.verification.folded_graph_verification import verification_links
 from repaconv.verification.graph_with_cached_outputs import Evaluated
-from repaconv.verification.onnx_model_loading import Folded, folded
 from repaconv.verification.rounding import JITTER, ROUNDING_SAMPLES, Jittered, apart
 
 KINDS = ("well conditioned", "difference of large numbers", "probabilities near zero", "almost equal values")

@@ -209,8 +209,8 @@ def _float64(path: Path) -> float | None:
     import numpy as np
     import onnx
 
+    from repaconv.sources.graph_fold import folded as folded_graph
     from repaconv.verification.float64_graphs import Float64, widened
-    from repaconv.verification.onnx_model_loading import folded as folded_graph
 
     given = widened(onnx.load(path))
     shape = [dim.dim_value or 1 for dim in given.graph.input[0].type.tensor_type.shape.dim]

@@ -41,6 +41,7 @@ from repaconv.results import (
     TuneArtefact,
 )
 from repaconv.sources.fold_size_reverts import Kept
+from repaconv.sources.graph_fold import folded
 from repaconv.stages.bench.latency_baselines import check_baseline
 from repaconv.stages.convert.speed_target import SpeedSearch
 from repaconv.stages.fold import speed_reverts
@@ -48,7 +49,6 @@ from repaconv.stages.fold.speed_reverts import revert_slower
 from repaconv.stages.recipe.gate_checks import measurement_sentence
 from repaconv.stages.report.tradeoff_plots import PALE, pareto_svg, trade_svg
 from repaconv.verification.graph_with_cached_outputs import Evaluated
-from repaconv.verification.onnx_model_loading import folded
 
 CLAIM = re.compile(
     r"\b(faster|slower|fastest|differ(?:ent)?|times as (?:fast|long|many)|speedup \d\S*|(?<!load )1\.4[0-9]+)\b"

@@ -18,10 +18,10 @@ from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.results import Change
 from repaconv.rewrites.fold import fold_pipeline
 from repaconv.sources.fold_size_reverts import Kept, Size, size_of, why_too_large
+from repaconv.sources.graph_fold import folded
 from repaconv.stages.fold.speed_reverts import fold_with_reverts
 from repaconv.stages.report.page_rendering import less, saved
 from repaconv.verification.graph_with_cached_outputs import Evaluated
-from repaconv.verification.onnx_model_loading import folded
 
 
 def after(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -93,7 +93,7 @@ def single(model):
 
 @pytest.mark.parametrize(("kind", "opset", "folds"), [("DOUBLE", 20, 0), ("BFLOAT16", 20, 0), ("BFLOAT16", 22, 1)])
 def test_a_type_that_the_operator_lacks_is_left_as_it_is(kind, opset, folds):
-    from repaconv.verification.onnx_model_loading import folded
+    from repaconv.sources.graph_fold import folded
 
     rows = [("Add", "x 3", "a"), ("Clip", "a 0 6", "s"), ("Mul", "x s", "p"), ("Div", "p 6", "y")]
     model = graph(rows, NUMBERS, {"x": SHAPE}, opset=opset)

@@ -136,7 +136,7 @@ def test_types_that_the_operator_lacks_keep_the_formula(kind, folds):
     """ONNX has it without bfloat16 before opset 22, ONNX Runtime without float64."""
     from pathlib import Path
 
-    from repaconv.verification.onnx_model_loading import folded
+    from repaconv.sources.graph_fold import folded
 
     model = retyped(network(tensorflow([2, 3])), {TensorProto.DOUBLE: kind})
     found = folded(Path("net.onnx"), model)

@@ -234,7 +234,7 @@ def test_other_types_are_folded_as_well(kind):
     from pathlib import Path
 
     from repaconv.graph.element_type_conversion import retyped
-    from repaconv.verification.onnx_model_loading import folded
+    from repaconv.sources.graph_fold import folded
 
     model = retyped(network(TORCH), {TensorProto.DOUBLE: kind})
     found = folded(Path("net.onnx"), model)

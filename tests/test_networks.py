@@ -23,13 +23,13 @@ from repaconv.distributed.sweep import Cell, Entry, _model
 from repaconv.engines.contract import Port
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.onnx_export.float64_exporter import NEW_EXPORTER, OLD_EXPORTER, network_to_onnx
+from repaconv.sources.graph_fold import Folded, folded
 from repaconv.sources.named_architecture_source import NetworkRunner
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.float64_graphs import REFERENCE, RUNTIME, Float64, ReferenceEvaluation
 from repaconv.verification.input_batches import npz_calls
 from repaconv.verification.model_runners import load_onnx
-from repaconv.verification.onnx_model_loading import Folded, folded
 from repaconv.verification.rounding import float64_rounding
 from repaconv.verification.tolerances import EXPLAINED, exact_rtols, tolerance
 

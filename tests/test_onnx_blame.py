@@ -15,8 +15,8 @@ from repaconv.core.errors import Refused
 from repaconv.graph.invalid_graphs import misfit
 from repaconv.graph.operator_facts import NCHWC
 from repaconv.onnx_export.target_operator_rules import violations
+from repaconv.sources.graph_fold import parts_not_folded
 from repaconv.verification.model_runners import load_onnx
-from repaconv.verification.onnx_model_loading import parts_not_folded
 
 F, INT = TensorProto.FLOAT, TensorProto.INT64
 

@@ -16,9 +16,9 @@ import repaconv as rc
 from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.pool_padding import POOL_PADDING
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, revert_harmful
+from repaconv.sources.graph_fold import folded
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.graph_with_cached_outputs import Evaluated
-from repaconv.verification.onnx_model_loading import folded
 
 
 def padded(opset, widths=(0, 0, 1, 1, 0, 0, 1, 1), value=0.0, pool="MaxPool"):

@@ -17,11 +17,11 @@ from repaconv.core.run_folder import Run
 from repaconv.results import Ratio
 from repaconv.rewrites.fold.fold_pipeline import without
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, revert_harmful
+from repaconv.sources.graph_fold import folded
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.fold import speed_reverts
 from repaconv.stages.fold.speed_reverts import evaluate_speed, revert_slower
 from repaconv.verification.graph_with_cached_outputs import Evaluated
-from repaconv.verification.onnx_model_loading import folded
 
 
 @pytest.fixture

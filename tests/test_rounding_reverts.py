@@ -19,6 +19,7 @@ from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.results import Change, Figures, Link
 from repaconv.rewrites.fold.fold_pipeline import FOLDS, without
 from repaconv.sources.fold_size_reverts import Kept
+from repaconv.sources.graph_fold import Folded, folded
 from repaconv.stages.fold.rounding_reverts import compared_with_reverts
 from repaconv.stages.fold.speed_reverts import fold_with_reverts
 from repaconv.verification import folded_graph_verification
@@ -26,7 +27,6 @@ from repaconv.verification.cut_at_discrete_operators import cut_at_choices
 from repaconv.verification.folded_graph_verification import verification_links
 from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.numerical_cancellation import small_values
-from repaconv.verification.onnx_model_loading import Folded, folded
 
 
 def of_norm(random: np.random.Generator, width: int) -> dict[str, np.ndarray]:

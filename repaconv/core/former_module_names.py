@@ -280,7 +280,7 @@ FORMER = {
     "subjects.evaluated": "verification.graph_with_cached_outputs",
     "subjects.fitting": "sources.onnx_source",
     "subjects.fold_proof": "verification.folded_graph_verification",
-    "subjects.given": "verification.onnx_model_loading",
+    "subjects.given": "sources.graph_fold verification.onnx_model_loading",
     "subjects.graph": "sources.onnx_source",
     "subjects.graph_forms": "sources.onnx_graph_runner",
     "subjects.network": "sources.named_architecture_source",

@@ -32,7 +32,7 @@ from repaconv.verification.graph_with_cached_outputs import Evaluated
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from repaconv.verification.onnx_model_loading import Folded
+    from repaconv.sources.graph_fold import Folded
 
 Refold = Callable[[tuple[str, ...]], "Folded"]
 """A function that folds the graph without the rewrites of these names."""

@@ -14,11 +14,12 @@ from repaconv.graph.shape_inference import WORD
 from repaconv.onnx_export.torch_exporter import operators_of
 from repaconv.results import Change, ImageSize, Link, Sizes
 from repaconv.results.fold import Batch
+from repaconv.sources.graph_fold import is_foldable
 from repaconv.verification.comparison import shapes_of
 from repaconv.verification.float64_evaluator_check import differing_operators, not_compared
 from repaconv.verification.folded_graph_verification import depth_of, unrunnable, usual_rtols
 from repaconv.verification.graph_with_cached_outputs import Evaluated
-from repaconv.verification.onnx_model_loading import inputs_of, is_foldable
+from repaconv.verification.onnx_model_loading import inputs_of
 from repaconv.verification.tolerances import LARGEST_RTOL, depth_reason, verdict_of
 
 if TYPE_CHECKING:

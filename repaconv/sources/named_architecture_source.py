@@ -16,12 +16,12 @@ from repaconv.core.errors import UsageProblem
 from repaconv.engines.contract import Network, Port
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.results import NetworkFold
+from repaconv.sources.graph_fold import folded
 from repaconv.sources.named_architectures import Architecture, BuiltNetwork, build_network
 from repaconv.sources.onnx_graph_runner import GraphForm
 from repaconv.sources.onnx_source import OnnxSource
 from repaconv.sources.source_model import TRAINING
 from repaconv.verification.model_runners import TorchRunner
-from repaconv.verification.onnx_model_loading import folded
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -19,6 +19,7 @@ from repaconv.graph.opset_upgrade import upgraded
 from repaconv.onnx_export.opset_lowering import lower
 from repaconv.results import ClassScores, GraphFold, ImageSize, Link, Location
 from repaconv.sources.fold_size_reverts import Reverts, fold_no_larger
+from repaconv.sources.graph_fold import folded
 from repaconv.sources.method_detection import source_of
 from repaconv.sources.onnx_graph_runner import GraphForm
 from repaconv.sources.source_model import DEPLOY, GraphSpec
@@ -26,7 +27,7 @@ from repaconv.sources.verified_onnx_export import EXPORTED, ExpectedOutputs, Gra
 from repaconv.verification.folded_graph_verification import GIVEN, verification_links
 from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.input_batches import Batch, Inputs
-from repaconv.verification.onnx_model_loading import folded, in_single, inputs_of, loaded
+from repaconv.verification.onnx_model_loading import in_single, inputs_of, loaded
 from repaconv.verification.tolerances import FLOAT32
 
 if TYPE_CHECKING:

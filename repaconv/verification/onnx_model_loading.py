@@ -1,18 +1,17 @@
-"""Load an arbitrary ONNX model, check that it can be run, and apply the fold rewrites to it."""
+"""Load an arbitrary ONNX model and check that it can be run."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from repaconv.core.change_guard import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, first_line, first_names
 from repaconv.core.files import require_file
-from repaconv.core.memory_release import release_freed_memory
 from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large
 from repaconv.graph.input_sizes_from_weights import fix_sizes_from_weights
-from repaconv.graph.invalid_graphs import misfit, uncomputed_input
+from repaconv.graph.invalid_graphs import uncomputed_input
 from repaconv.graph.onnx_files import (
     all_graphs,
     attributes_of,
@@ -22,7 +21,6 @@ from repaconv.graph.onnx_files import (
     dims_of,
     external_files_of,
     name_graphs,
-    opset_of,
     require_external_files,
     shorten_default_domain,
     sort_nodes,
@@ -31,23 +29,16 @@ from repaconv.graph.onnx_files import (
 )
 from repaconv.graph.operator_facts import (
     ARITHMETIC,
-    BFLOAT16,
-    DEFAULT_DOMAIN,
     EPSILON,
     FLOATS,
     HALVES,
-    NCHWC,
-    OLDEST_OPSET,
-    operators_of,
 )
 from repaconv.graph.random_operators import random_operators
-from repaconv.results import Change
 
 if TYPE_CHECKING:
     import onnx
 
     from repaconv.engines.contract import Port
-    from repaconv.graph.float64_rewriting import Float64Graph
 
 MOST_ITERATIONS = 1_000_000
 """Maximum number of iterations of a loop in a graph that is run."""
@@ -59,7 +50,6 @@ BIAS_INPUT = 2
 """The input of a convolution or Gemm that a mask may have been added to: minus infinity hides a channel."""
 VARIANCE_INPUT = 4
 """The input of a BatchNormalization that is the variance."""
-CONTROL_FLOW = ("If", "Loop", "Scan")
 MIXED_TYPES = ("has inconsistent type", "elem type differs")
 """What ONNX's strict check says of values of two types where an operator takes one."""
 UNKNOWN_OPERATOR = "No Op registered"
@@ -70,7 +60,6 @@ UNSORTED_NODES = "topologically sorted"
 """What ONNX's check says of a graph with a node that reads what is not computed before it."""
 WINDOWED = ("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool")
 """Operators of windows, which have padding and may have dilations."""
-QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
 
 
 def loaded(path: Path) -> onnx.ModelProto:
@@ -215,7 +204,7 @@ def _require_matching_types(path: Path, model: onnx.ModelProto) -> None:
     Converted to float32 by `in_single`, it would be a valid graph, and another one. Operators that ONNX Runtime has no
     kernel for, or that take no half precision in the opset of the graph, are no reason to refuse it.
     """
-    why = _checker_error_if_unloadable(model) if _has_half_precision(model) else ""
+    why = checker_error_if_unloadable(model) if _has_half_precision(model) else ""
     if any(phrase in why for phrase in MIXED_TYPES):
         raise Refused(
             f"{path} is not valid ONNX: {why}; ONNX Runtime does not load it either.",
@@ -334,109 +323,6 @@ def _has_half_precision(model: onnx.ModelProto) -> bool:
     return not set(HALVES).isdisjoint(element_types(model.graph))
 
 
-class Folded(NamedTuple):
-    """A folded graph, the changes, and the same fold before its weights were rounded to float32.
-
-    ``in_float64`` is None where nothing changed, and where the graph cannot be folded in float64 and rounded.
-    """
-
-    model: onnx.ModelProto
-    changes: list[Change]
-    in_float64: Float64Graph | None = None
-
-
-def folded(source: Path, model: onnx.ModelProto, taken_back: Collection[str] = (), *, typed: bool = True) -> Folded:
-    """Apply the fold rewrites to a graph.
-
-    The folded graph is valid ONNX with the same inputs and outputs.
-
-    Args:
-        source: The graph's file, for messages.
-        model: The graph.
-        taken_back: Names of rewrites to leave out.
-        typed: Whether to check all types; not possible for a float64 copy with operators that ONNX has no float64 for.
-
-    Raises:
-        Refused: The graph is not valid ONNX, or a rewrite fails.
-    """
-    from repaconv.graph.graph_without_weights import check
-
-    if not is_foldable(model):
-        return Folded(model, [])
-    try:
-        found = _folded(model, taken_back)
-        release_freed_memory()
-        check(found.model)
-        if typed:
-            _check_types(found.model, model)
-    except Exception as error:  # an arbitrary graph may raise anything; nothing is written then
-        rejected = _checker_error_if_unloadable(model)
-        if why := f"{rejected}; ONNX Runtime does not load it either" if rejected else misfit(model):
-            raise Refused(
-                f"{source} is not valid ONNX: {why}.",
-                hint="Export it again; `repaconv inspect` shows what it holds.",
-                code="onnx.invalid",
-            ) from error
-        raise Refused(
-            f"{source} cannot be rewritten: {first_line(error)}.",
-            hint="This is a defect of repaconv; please report it with `repaconv inspect` of the file.",
-            code="onnx.rewrite",
-        ) from error
-    return found
-
-
-def _folded(model: onnx.ModelProto, taken_back: Collection[str]) -> Folded:
-    """Fold a graph in float64 and round it once; in its own types if float64 and back is another graph."""
-    from repaconv.graph.float64_rewriting import is_float64_convertible, rewritten_in_float64, rounded_to_float32
-    from repaconv.graph.models_in_onnx_ir import rewritten
-    from repaconv.rewrites.fold.fold_pipeline import without
-    from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
-    from repaconv.rewrites.fold.instance_norm_operator import INSTANCE_NORM
-    from repaconv.rewrites.fold.removed_and_added_layers import changed_layers
-
-    if _has_other_types(model):
-        taken_back = {*taken_back, HARD_SWISH.name, INSTANCE_NORM.name}
-    if not is_float64_convertible(model) or _may_write_borders(model):
-        return Folded(*rewritten(model, without(taken_back), changed_layers))
-    exact, changes = rewritten_in_float64(model, without(taken_back), changed_layers)
-    return Folded(rounded_to_float32(exact), changes, exact) if changes else Folded(model, [])
-
-
-def _has_other_types(model: onnx.ModelProto) -> bool:
-    """Whether the graph may compute in a type that HardSwish and InstanceNormalization lack.
-
-    ONNX Runtime lacks float64, and their opset bfloat16.
-    """
-    from repaconv.graph.element_type_conversion import element_types
-    from repaconv.graph.float64_rewriting import DOUBLE
-
-    kinds = set(element_types(model.graph))
-    return DOUBLE in kinds or (BFLOAT16 in kinds and opset_of(model) < 22)
-
-
-def _may_write_borders(model: onnx.ModelProto) -> bool:
-    """Whether the graph may write borders into images.
-
-    A border equals the bias that it stands for up to rounding in float32, and a fold in float64 would not take it.
-    """
-    return {"Pad", "ScatterND"} <= {node.op_type for node in model.graph.node}
-
-
-def _check_types(smaller: onnx.ModelProto, model: onnx.ModelProto) -> None:
-    """Run ONNX's strict check of all types and shapes; a failure is ignored if the original graph fails it too.
-
-    Raises:
-        onnx.shape_inference.InferenceError: The folded graph fails the check, the original does not.
-    """
-    from repaconv.graph.graph_without_weights import check
-
-    try:
-        check(smaller, full=True)
-    except Exception:
-        if not checker_error(model):
-            raise
-
-
 def checker_error(model: onnx.ModelProto) -> str:
     """Return the error of ONNX's strict check; empty if the graph passes."""
     from repaconv.graph.graph_without_weights import check
@@ -448,7 +334,7 @@ def checker_error(model: onnx.ModelProto) -> str:
     return ""
 
 
-def _checker_error_if_unloadable(model: onnx.ModelProto) -> str:
+def checker_error_if_unloadable(model: onnx.ModelProto) -> str:
     """The checker's error for a graph that both ONNX's checker and ONNX Runtime reject; else empty."""
     from repaconv.verification.model_runners import load_onnx
 
@@ -458,25 +344,6 @@ def _checker_error_if_unloadable(model: onnx.ModelProto) -> str:
         except Refused:
             return why
     return ""
-
-
-def is_foldable(model: onnx.ModelProto) -> bool:
-    """Whether the graph can be folded: its opset is recent enough, and it is not quantized."""
-    return opset_of(model) >= OLDEST_OPSET and not any(node.op_type in QUANTIZED for node in model.graph.node)
-
-
-def parts_not_folded(model: onnx.ModelProto) -> Iterator[str]:
-    """Describe what is not folded and why: control flow, quantized graphs, custom operators."""
-    kinds = {node.op_type for node in model.graph.node}
-    if found := sorted(kinds & set(CONTROL_FLOW)):
-        yield f"{', '.join(found)}: which branch runs is not known before it does"
-    if found := sorted(kinds & set(QUANTIZED)):
-        yield f"the graph is quantized ({found[0]}): its integers do not fold exactly; fold it before quantizing"
-    foreign = {node.domain for node in model.graph.node} - {*DEFAULT_DOMAIN}
-    if NCHWC in foreign:
-        yield f"{operators_of(NCHWC)}; fold the file from before that"
-    if others := sorted(foreign - {NCHWC}):
-        yield f"operators of {', '.join(others)}: what they compute is not known here"
 
 
 def inputs_of(model: onnx.ModelProto) -> tuple[Port, ...]:

@@ -25,6 +25,7 @@ from repaconv.results import ClassScores, Exporting, Fact, Known, Link, NetworkF
 from repaconv.results.link_reasons import limit_in_words
 from repaconv.sources.class_score_outputs import LOGITS, asked_classes, class_scores
 from repaconv.sources.fold_size_reverts import Kept
+from repaconv.sources.graph_fold import Folded, folded, parts_not_folded
 from repaconv.sources.graph_fold_record import measured_properties, recorded
 from repaconv.sources.named_architectures import Architecture, BuiltNetwork, build_network, completed, of_folder
 from repaconv.sources.source_model import TRAINING
@@ -36,7 +37,6 @@ from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.tasks.task_of_network import task_named
 from repaconv.verification.graph_with_cached_outputs import Evaluated
-from repaconv.verification.onnx_model_loading import Folded, folded, parts_not_folded
 
 if TYPE_CHECKING:
     import onnx

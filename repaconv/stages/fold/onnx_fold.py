@@ -23,6 +23,7 @@ from repaconv.results import GraphFold, ImageSize, Link, Origin
 from repaconv.rewrites.presets import DEFAULT, OFFICIAL
 from repaconv.sources.class_score_outputs import asked_classes, class_scores
 from repaconv.sources.fold_size_reverts import Kept
+from repaconv.sources.graph_fold import folded, parts_not_folded
 from repaconv.sources.graph_fold_record import GraphProperties, measured_properties, recorded
 from repaconv.sources.onnx_source import UpgradedGraph, with_supported_opset
 from repaconv.stages.fold.options import FoldOptions
@@ -34,7 +35,7 @@ from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.tasks.task_of_network import task_named
 from repaconv.verification.folded_graph_verification import require_runnable, verification_links
 from repaconv.verification.graph_with_cached_outputs import Evaluated
-from repaconv.verification.onnx_model_loading import folded, inputs_of, loaded, parts_not_folded
+from repaconv.verification.onnx_model_loading import inputs_of, loaded
 
 if TYPE_CHECKING:
     import onnx

@@ -249,9 +249,10 @@ def _certificate(
 
 def _changes(path: Path, sha256: str | None) -> Sequence[Change]:
     """The changes of a graph's fold, which is neither verified nor measured here."""
+    from repaconv.sources.graph_fold import folded
     from repaconv.sources.onnx_source import with_supported_opset
     from repaconv.verification.graph_with_cached_outputs import Evaluated
-    from repaconv.verification.onnx_model_loading import folded, loaded
+    from repaconv.verification.onnx_model_loading import loaded
 
     require_pinned(path, sha256)
     raised = with_supported_opset(Evaluated(loaded(path)))

@@ -34,13 +34,15 @@ LOCKED = re.findall(
     r"^(\S+)==(\S+)((?: \\\n +--hash=sha256:[0-9a-f]{64})+)$", (ROOT / "requirements.lock").read_text(), re.M
 )
 VERSIONS = {name: Version(version) for name, version, _ in LOCKED}
+FORMER = ("farm", "quantise")
+"""Extras that install what another one does: its former name."""
 
 
 def test_doctor_knows_every_extra_and_all_has_those_that_need_no_card():
     asked = PROJECT["optional-dependencies"]
     brought = {name: {Requirement(line).name for line in lines} for name, lines in asked.items()}
     known = {extra.name: set(extra.packages) for extra in EXTRAS}
-    assert known == {name: packages for name, packages in brought.items() if name not in ("all", "dev", "quantise")}
+    assert known == {name: packages for name, packages in brought.items() if name not in ("all", "dev", *FORMER)}
     (everything,) = asked["all"]
     assert Requirement(everything).extras == set(known) - {"onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "docs"}
 

@@ -48,7 +48,7 @@ EXTRAS = (
     Extra("tensorrt-rtx", ("tensorrt-rtx",), "targets rtx-30, rtx-40, rtx-50"),
     Extra("polygraphy", ("polygraphy",), "inputs for arbitrary ONNX models"),
     Extra("onnxslim", ("onnxslim",), "export --simplifier onnxslim"),
-    Extra("farm", ("distributed", "pyyaml"), "worker, sweep and bench --scheduler: a Dask cluster"),
+    Extra("cluster", ("distributed", "pyyaml"), "worker, sweep and bench --scheduler: a Dask cluster"),
     Extra("coco", ("pycocotools",), "mAP50-95 by pycocotools instead of repaconv's own"),
     Extra("train", ("scikit-learn",), "the digits that the demo's networks were trained on"),
     Extra("docs", ("mkdocs-material",), "make docs"),

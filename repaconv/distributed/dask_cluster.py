@@ -77,7 +77,7 @@ def require_dask() -> None:
     Raises:
         EnvironmentProblem: If it is not installed.
     """
-    require_module("distributed", "Dask", "pip install 'repaconv[farm]'")
+    require_module("distributed", "Dask", "pip install 'repaconv[cluster]'")
 
 
 @contextmanager

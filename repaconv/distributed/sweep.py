@@ -135,7 +135,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except ImportError as error:
         raise EnvironmentProblem(
             f"{path} is YAML, and PyYAML is not installed.",
-            hint="pip install 'repaconv[farm]', or write it as TOML.",
+            hint="pip install 'repaconv[cluster]', or write it as TOML.",
             code="runtime.missing",
         ) from error
     try:

@@ -195,8 +195,8 @@ def map_sum(a: Map, b: Map) -> Map:
     return Dense(a.dense() + b.dense())
 
 
-def applied(a: Map, vector: Vector) -> Vector:
-    """Return a(vector)."""
+def product_with_vector(a: Map, vector: Vector) -> Vector:
+    """Return the map of a vector [in]: [out], float64."""
     if isinstance(a, Pick):
         return np.where(a.rows, a.scale * vector[a.index], 0.0)
     return a.matrix @ vector
@@ -211,8 +211,8 @@ def are_equal(a: Map, b: Map) -> bool:
     if (np.abs(a.dense()[:1] - b.dense()[:1]) > 1e-14 * np.abs(a.dense()[:1]).max(initial=0.0)).any():
         return False  # the first row alone tells most apart, and takes no time
     size = np.abs(a.dense())
-    beside = np.minimum(size.max(0, keepdims=True, initial=0.0), size.max(1, keepdims=True, initial=0.0))
-    return bool((np.abs(a.dense() - b.dense()) <= 1e-14 * beside).all())  # relative to row and column
+    magnitude = np.minimum(size.max(0, keepdims=True, initial=0.0), size.max(1, keepdims=True, initial=0.0))
+    return bool((np.abs(a.dense() - b.dense()) <= 1e-14 * magnitude).all())  # relative to row and column
 
 
 @dataclass(frozen=True)

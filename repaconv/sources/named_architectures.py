@@ -135,7 +135,7 @@ INPUTS = {"transformers": "pixel_values", ultralytics_networks.PACKAGE: "images"
 """Names of a network's input by the package that builds it."""
 ROUNDED = ("eps", "negative_slope", "alpha", "variance_epsilon")
 """Attributes of torch modules that become float32 attributes of ONNX operators."""
-LARGEST_TOLD = 5
+MOST_NAMED = 5
 """Maximum number of tensor names that an error message lists."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """File names of the weights in a Hugging Face folder."""
@@ -454,7 +454,7 @@ def _require_same(arch: Architecture, module: nn.Module, weights: Mapping[str, T
 
 def _require_none(arch: Architecture, mismatches: list[tuple[str, list[str]]]) -> None:
     """Refuse weights with such tensors, which are given by kind of mismatch."""
-    if differences := [f"{what}: {first_names(names, LARGEST_TOLD)}" for what, names in mismatches if names]:
+    if differences := [f"{what}: {first_names(names, MOST_NAMED)}" for what, names in mismatches if names]:
         raise Refused(
             f"these are not the weights of {arch.name}: {'; '.join(differences)}.",
             hint="Name the architecture that was trained, with --arch; --weights takes another set of the file.",

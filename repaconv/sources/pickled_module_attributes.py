@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TRAINING_ONLY = frozenset(["inplace", "momentum", "p", "np", "export", "dynamic", "max_det", "agnostic_nms"])
 """Attributes that inference does not read, and those of a detection head that its exporter sets."""
 TORCH = "torch.nn."
-LARGEST_TOLD = 3
+MOST_NAMED = 3
 """Maximum number of differences that an error message lists."""
 
 
@@ -61,7 +61,7 @@ def take_attributes(module: nn.Module, pickled: Mapping[str, PickledModule], arc
                 taken.append(f"{name}.{key}={value}")
     if different:
         raise Refused(
-            f"{arch} builds another network than was saved: {first_names(different, LARGEST_TOLD, '; ')}.",
+            f"{arch} builds another network than was saved: {first_names(different, MOST_NAMED, '; ')}.",
             hint="Let --arch build the network with the settings of its training.",
             code="arch.attributes",
         )

@@ -32,13 +32,17 @@ TABLES: dict[tuple[str, Shape], tuple[int, ...]] = {
 }
 
 
+REMAINING_PATCHES = 4
+"""How many patches eq. 8 leaves unmerged."""
+
+
 def official_schedule(name: str, shape: Shape) -> tuple[int, ...] | None:
     """The official schedule of that name for a network of that shape; None if there is none."""
     return TABLES.get((name, shape))
 
 
-def equation_8(ratio: float, depth: int, patches: int, left: int = 4) -> tuple[int, ...]:
-    """The schedule by the paper's eq. 8, for f / F = ``ratio`` and ``left`` remaining patches.
+def equation_8(ratio: float, depth: int, patches: int) -> tuple[int, ...]:
+    """The schedule by the paper's eq. 8, for f / F = ``ratio`` and `REMAINING_PATCHES` after the last block.
 
     The paper's own schedules were adjusted manually afterwards.
 
@@ -52,7 +56,9 @@ def equation_8(ratio: float, depth: int, patches: int, left: int = 4) -> tuple[i
         return float((1 - block / depth) ** (1 / ratio - 1))
 
     # rounding may give slightly less than a whole number
-    return tuple(floor((g(block - 1) - g(block)) * (patches - left) + 1e-9) for block in range(1, depth + 1))
+    return tuple(
+        floor((g(block - 1) - g(block)) * (patches - REMAINING_PATCHES) + 1e-9) for block in range(1, depth + 1)
+    )
 
 
 def patches_of(sizes: Mapping[str, Any]) -> int:

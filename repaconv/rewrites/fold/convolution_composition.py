@@ -2,8 +2,13 @@
 
     s (w * x + b) + t = (s w) * x + (s b + t)
 
-`joined` merges parallel branches, `composed_in_row` merges convolutions in series, `bordered` turns an explicitly
-written border into padding, and `reordered` folds an order of channels.
+The steps, which `apply` repeats until none of them changes the graph:
+
+- `absorb_scales_and_shifts` (`repaconv.rewrites.fold.scales_after_convolutions`): what follows a convolution.
+- `move_borders_into_padding`: an explicitly written border.
+- `fold_channel_orders`: channels that are reordered or normalized before a convolution.
+- `compose_in_series`: convolutions in series, and scales before a convolution.
+- `merge_parallel`: parallel convolutions whose outputs are added.
 """
 
 from __future__ import annotations
@@ -50,8 +55,8 @@ from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import as_numbers, shaped_like, sizes
 from repaconv.graph.tensor_views import transposed
 from repaconv.results import Change
-from repaconv.rewrites.fold.kernels_from_onnx import kernel_of, pad_value, scale_of, spatial_padding
-from repaconv.rewrites.fold.scales_after_convolutions import absorbed, readers_behind
+from repaconv.rewrites.fold.kernels_from_onnx import LEAST_RANK, kernel_of, pad_value, scale_of, spatial_padding
+from repaconv.rewrites.fold.scales_after_convolutions import absorb_scales_and_shifts, readers_behind
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -67,7 +72,7 @@ if TYPE_CHECKING:
 # convolution reads it (the keys and values of HaloNet), the border would only be multiplied as well.
 
 
-def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
+def move_borders_into_padding(model: ir.Model, rewrite: str) -> Iterator[Change]:
     """Replace borders that equal a convolution's bias by padding of that convolution; in place."""
     for pad in tuple(model.graph):
         conv = made_by(pad.inputs[0], "Conv") if pad.op_type == "Pad" and not pad.domain else None
@@ -178,7 +183,7 @@ class _Channels(NamedTuple):
         return width if isinstance(width, int) else None
 
 
-def reordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
+def fold_channel_orders(model: ir.Model, rewrite: str) -> Iterator[Change]:
     """Let every convolution read channels in the order that they had before they were reordered; in place."""
     for node in nodes_of(model, "Conv"):
         x = node.inputs[0]
@@ -241,7 +246,7 @@ def _before_selections(image: _Channels, most: int) -> _Channels | None:
 def _before_normalization(image: _Channels, width: int, conv: ir.Node) -> _Channels | None:
     """The channels before all scales and shifts that nothing else reads; None if that would save no operator.
 
-    What needs no Add, and comes after no Transpose, is left to `composed_in_row`.
+    What needs no Add, and comes after no Transpose, is left to `compose_in_series`.
     """
     passed: list[ir.Node] = []
     image = _past_transposes(image)
@@ -325,22 +330,23 @@ def _with_padded_shifts(model: ir.Model, node: ir.Node, image: _Channels, width:
 # separately are left to the `affine` rewrite.
 
 
-def composed_in_row(model: ir.Model, rewrite: str) -> Iterator[Change]:
+def compose_in_series(model: ir.Model, rewrite: str) -> Iterator[Change]:
     """Compose convolutions, averages and scales in series; in place."""
     for node in tuple(model.graph):
-        if node.graph is model.graph and not node.domain:
-            if node.op_type == "Conv":
-                yield from _into_convolution_before(model, node, rewrite)
-            elif node.op_type == "ConvTranspose":
-                yield from _scale_before_transposed(model, node, rewrite)
-            elif node.op_type in ("Mul", "Div", "Add", "Sub", "BatchNormalization"):
-                yield from _into_readers(model, node, rewrite)
+        if node.graph is not model.graph or node.domain:  # a composition before it removed the node
+            continue
+        if node.op_type == "Conv":
+            yield from _into_convolution_before(model, node, rewrite)
+        elif node.op_type == "ConvTranspose":
+            yield from _scale_before_transposed(model, node, rewrite)
+        elif node.op_type in ("Mul", "Div", "Add", "Sub", "BatchNormalization"):
+            yield from _into_readers(model, node, rewrite)
 
 
-def before(value: ir.Value | None) -> tuple[Kernel, ir.Value] | None:
+def _kernel_before(value: ir.Value | None) -> tuple[Kernel, ir.Value] | None:
     """The kernel and input of the operator that computes a value, if nothing else reads the value."""
     found = _layer_before(value)
-    kernel = (kernel_of(found[0]) or scale_of(found[0], 3)) if found is not None else None
+    kernel = (kernel_of(found[0]) or scale_of(found[0])) if found is not None else None
     return None if kernel is None or found is None else (kernel, found[1])
 
 
@@ -354,17 +360,17 @@ def _layer_before(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
     return (node, read[0]) if len(read) == 1 else None
 
 
-def line_of(value: ir.Value) -> Iterator[ir.Value]:
-    """The values that `reduced` may express a value by, nearest first; weights are not read."""
+def _values_upstream(value: ir.Value) -> Iterator[ir.Value]:
+    """The values that `_composed_upstream` may express a value by, nearest first."""
     yield value
     while (found := _layer_before(value)) is not None:
         _, value = found
         yield value
 
 
-def reduced(kernel: Kernel, x: ir.Value) -> tuple[Kernel, ir.Value]:
+def _composed_upstream(kernel: Kernel, x: ir.Value) -> tuple[Kernel, ir.Value]:
     """Compose a kernel with the operators before its input, also if it grows: a sum may make up for it."""
-    while (found := before(x)) is not None and (one := composed(kernel, found[0])) is not None:
+    while (found := _kernel_before(x)) is not None and (one := composed(kernel, found[0])) is not None:
         kernel, x = one, found[1]
     return kernel, x
 
@@ -373,7 +379,7 @@ def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> It
     """Compose a convolution with the convolution or Pad before it, if nothing else reads that."""
     x = node.inputs[0]
     first = made_by(x, "Conv", "Pad")
-    found = before(x) if first is not None else None
+    found = _kernel_before(x) if first is not None else None
     kernel = kernel_of(node) if found is not None else None
     if x is None or kernel is None or first is None or found is None:
         return
@@ -427,7 +433,7 @@ def _into_readers(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Chan
     They may read what pools, crops and the like make of it, if the scale and shift act on that as well. A scale alone
     acts on products as well, such as an image times a gate that is computed of it.
     """
-    found, scale = scale_and_shift(node, IMAGE, 3), scale_of(node, 3)  # a convolution reads images of three axes, too
+    found, scale = scale_and_shift(node, IMAGE, LEAST_RANK), scale_of(node)
     behind = readers_behind(node) if found is not None and scale is not None else None
     if found is None or scale is None or behind is None:
         return
@@ -468,7 +474,7 @@ def _conv(write: Writer, kernel: Kernel, x: ir.Value, out: ir.Value) -> ir.Value
 # outside. An average that does not count its padding is no convolution at the border, and is not merged.
 
 
-class Term(NamedTuple):
+class _Term(NamedTuple):
     """A term of a sum: a kernel of a source, with a sign.
 
     Attributes:
@@ -486,14 +492,14 @@ class Term(NamedTuple):
     operator: str
 
 
-Terms = tuple[Term, ...]
+_Terms = tuple[_Term, ...]
 
 
-def joined(model: ir.Model, rewrite: str) -> Iterator[Change]:
+def merge_parallel(model: ir.Model, rewrite: str) -> Iterator[Change]:
     """Merge parallel kernels in every sum; in place."""
     for node in reversed(tuple(model.graph)):
         if node.graph is model.graph and _is_sum(node) and not _is_inner(node.outputs[0]):
-            yield from _join(model, node, rewrite)
+            yield from _merge_terms(model, node, rewrite)
 
 
 def _is_sum(node: ir.Node | None) -> bool:
@@ -508,7 +514,7 @@ def _is_inner(value: ir.Value) -> bool:
     return is_read_once(value) and _is_sum(next(iter(value.uses())).node)
 
 
-def _terms(value: ir.Value, sign: float) -> Iterator[Term]:
+def _terms(value: ir.Value, sign: float) -> Iterator[_Term]:
     node = value.producer()
     assert node is not None
     for place, term in enumerate(node.inputs):
@@ -520,21 +526,21 @@ def _terms(value: ir.Value, sign: float) -> Iterator[Term]:
             yield _term(term, own)
 
 
-def _term(value: ir.Value, sign: float) -> Term:
+def _term(value: ir.Value, sign: float) -> _Term:
     """The term for a value: its kernel if it is computed by one and nothing else reads it, otherwise the identity."""
     found, shape = _layer_before(value), sizes(value)
     if found is not None and found[0].op_type != "Pad":
         node, x = found
-        kernel = kernel_of(node) or scale_of(node, 3)
+        kernel = kernel_of(node) or scale_of(node)
         if kernel is not None:
-            return Term(value, sign, x, kernel, node.op_type)
+            return _Term(value, sign, x, kernel, node.op_type)
     assert shape is not None
     width = shape[1]
     assert isinstance(width, int)
-    return Term(value, sign, value, eye(width, len(shape)), "")
+    return _Term(value, sign, value, eye(width, len(shape)), "")
 
 
-def _join(model: ir.Model, top: ir.Node, rewrite: str) -> Iterator[Change]:
+def _merge_terms(model: ir.Model, top: ir.Node, rewrite: str) -> Iterator[Change]:
     terms = _with_common_sources(tuple(_terms(top.outputs[0], 1.0)))
     found = [
         some
@@ -558,13 +564,13 @@ def _join(model: ir.Model, top: ir.Node, rewrite: str) -> Iterator[Change]:
     write.replace(top.outputs[0], total)
 
 
-def _with_common_sources(terms: Terms) -> Terms:
+def _with_common_sources(terms: _Terms) -> _Terms:
     """Rewrite terms as kernels of an earlier value that other terms are kernels of, through several operators."""
-    places, lines = range(len(terms)), [set(line_of(term.source)) for term in terms]
+    places, lines = range(len(terms)), [set(_values_upstream(term.source)) for term in terms]
     deep = list(terms)
     for place in places:
         if any(lines[place] & lines[other] for other in places if other != place):
-            kernel, x = reduced(terms[place].kernel, terms[place].source)
+            kernel, x = _composed_upstream(terms[place].kernel, terms[place].source)
             deep[place] = terms[place]._replace(kernel=kernel, source=x)
 
     def others(mine: int) -> set[ir.Value]:
@@ -579,15 +585,15 @@ def _added(write: Writer, total: ir.Value | None, value: ir.Value, sign: float) 
     return shaped_like(write("Add" if sign > 0 else "Sub", total, value), value)
 
 
-def _written(write: Writer, terms: Terms, out: ir.Value) -> ir.Value:
+def _written(write: Writer, terms: _Terms, out: ir.Value) -> ir.Value:
     """Write the sum of the terms as one Conv."""
     kernel = summed([term.kernel.then(np.full(len(term.kernel.weight), term.sign), None) for term in terms])
     return _conv(write, kernel, terms[0].source, out)
 
 
-def _sets_to_merge(terms: Terms, source: ir.Value, out: ir.Value) -> list[Terms]:
+def _sets_to_merge(terms: _Terms, source: ir.Value, out: ir.Value) -> list[_Terms]:
     """The sets of terms of one source that are merged: greedily, in pairs, the pair that saves most first."""
-    sets: list[Terms] = [(term,) for term in terms if term.source is source]
+    sets: list[_Terms] = [(term,) for term in terms if term.source is source]
     shapes = [sizes(value) for value in (source, out)]
     fixed = all(shape is not None and all(isinstance(size, int) for size in shape[2:]) for shape in shapes)
     while len(sets) > 1:
@@ -598,7 +604,7 @@ def _sets_to_merge(terms: Terms, source: ir.Value, out: ir.Value) -> list[Terms]
     return [some for some in sets if len(some) > 1]
 
 
-def _gain(a: Terms, b: Terms, *, fixed: bool) -> int:
+def _gain(a: _Terms, b: _Terms, *, fixed: bool) -> int:
     """Multiplications per pixel saved by merging two sets of terms; negative if they cannot be merged."""
     kernels = [term.kernel for term in a + b]
     if all(term.operator != "Conv" for term in a + b) or not all(fits(kernels[0], one, fixed=fixed) for one in kernels):
@@ -610,7 +616,7 @@ def _gain(a: Terms, b: Terms, *, fixed: bool) -> int:
 # --- The rewrite: scales and shifts after a convolution, and the rewrites above, until nothing changes.
 
 
-STEPS = (absorbed, bordered, reordered, composed_in_row, joined)
+STEPS = (absorb_scales_and_shifts, move_borders_into_padding, fold_channel_orders, compose_in_series, merge_parallel)
 
 
 def apply(model: ir.Model) -> Iterator[Change]:

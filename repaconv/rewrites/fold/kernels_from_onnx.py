@@ -16,6 +16,9 @@ from repaconv.graph.symbolic_shapes import sizes
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+LEAST_RANK = 3
+"""Smallest rank of an image that a convolution reads: [B, C, L]."""
+
 
 def kernel_of(node: ir.Node) -> Kernel | None:
     """A Conv, AveragePool or Pad as a convolution kernel of its first input.
@@ -97,12 +100,9 @@ def _placed(node: ir.Node, weight: Array, bias: Array | None, groups: int) -> Ke
     return Kernel.convolution(weight, bias, groups=groups, strides=strides, pads=pads, dilations=dilations)
 
 
-def scale_of(node: ir.Node, least: int = 4) -> Kernel | None:
-    """A per-channel scale and shift of an image as a 1x1 depthwise kernel; None if the node is none.
-
-    ``least`` is the smallest rank of an image.
-    """
-    found = scale_and_shift(node, IMAGE, least)
+def scale_of(node: ir.Node) -> Kernel | None:
+    """A per-channel scale and shift of an image as a 1x1 depthwise kernel; None if the node is none."""
+    found = scale_and_shift(node, IMAGE, LEAST_RANK)
     shape = sizes(found.x) if found is not None else None
     if found is None or shape is None or any(value.uses() for value in node.outputs[1:]):
         return None

@@ -29,11 +29,11 @@ from repaconv.algebra.channel_maps import (
     Mask,
     Pick,
     Vector,
-    applied,
     are_equal,
     composition,
     composition_to_cost,
     map_sum,
+    product_with_vector,
     selection,
     sum_to_cost,
 )
@@ -404,7 +404,7 @@ def _arrange(graph: LinearGraph, vertex: Vertex, found: Arrangement) -> None:
     order = found.order
     new = Vertex(len(order.index), None, changed=True, absorbed=[*vertex.absorbed, "order"])
     new.inputs = {source: composition(order, edge) for source, edge in vertex.inputs.items()}
-    new.shift = None if vertex.shift is None else applied(order, vertex.shift)
+    new.shift = None if vertex.shift is None else product_with_vector(order, vertex.shift)
     if found.shift is not None:
         new.shift = found.shift if new.shift is None else new.shift + found.shift
     graph.add(new)
@@ -525,7 +525,7 @@ class LinearGraph:
                 user.inputs[nothing[0]] = nothing[1]
                 nothing[0].outputs[user] = None
             if vertex.shift is not None:
-                moved = applied(outer, vertex.shift)
+                moved = product_with_vector(outer, vertex.shift)
                 kept = kept and user.shift is None
                 had = user.shift is not None and bool(user.shift.any())
                 user.shift = moved if user.shift is None else user.shift + moved

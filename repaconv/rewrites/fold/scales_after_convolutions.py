@@ -55,7 +55,7 @@ _Sources = list[tuple["ir.Value | None", "ScaleAndShift | None"]]
 """Inputs of a node, each with the map that acts on it as another does on the node's output; None if there is none."""
 
 
-def absorbed(model: ir.Model, rewrite: str) -> Iterator[Change]:
+def absorb_scales_and_shifts(model: ir.Model, rewrite: str) -> Iterator[Change]:
     """Absorb each scale and shift that comes after nothing but convolutions with constant weights; in place."""
     for node in tuple(model.graph):
         if not any(made_by(value, *_LAYERS, *_RULES) for value in node.inputs):

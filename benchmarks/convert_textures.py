@@ -43,7 +43,7 @@ from repaconv.stages.shared.safetensors_weights import write_checkpoint
 from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.comparison import link_between
 from repaconv.verification.input_batches import Batch
-from repaconv.verification.model_runners import Images, call_of
+from repaconv.verification.model_runners import ImageSession, call_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks/results/convert_textures.jsonl"
@@ -194,7 +194,7 @@ class Curve:
         return links
 
     def _classified(self, session: Session) -> Iterator[Any]:
-        network = Images(session)
+        network = ImageSession(session)
         for n in range(len(self.held.labels)):
             yield network.run(self.held.images[n : n + 1])
 

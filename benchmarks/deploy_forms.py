@@ -43,7 +43,7 @@ from repaconv.engines.contract import SessionSpec
 from repaconv.engines.onnxruntime_cpu import ENGINE
 from repaconv.graph.compute_costs import known_macs_of_file
 from repaconv.verification.input_batches import random_inputs
-from repaconv.verification.model_runners import Images
+from repaconv.verification.model_runners import ImageSession
 
 HAND, OURS = "hand-made", "repaconv"
 IMAGES, SAME = 4, 1e-4
@@ -82,7 +82,7 @@ def compared(
     paths = {name: Path(f"{name}.{batch}.onnx") for name in (HAND, OURS)}
     opened = {
         HAND: lambda: pipeline.runner(paths[HAND], threads),
-        OURS: lambda: Images(ENGINE.open(paths[OURS], SessionSpec(threads=threads))).run,
+        OURS: lambda: ImageSession(ENGINE.open(paths[OURS], SessionSpec(threads=threads))).run,
     }
     with pinned_to_cores(threads):
         same = agreement({name: load() for name, load in opened.items()}, size, batch)

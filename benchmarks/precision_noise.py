@@ -36,7 +36,7 @@ from repaconv.stages.shared.lower_precision import loader_for, to_precision
 from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.input_batches import Inputs, npz_inputs, random_inputs
-from repaconv.verification.model_runners import Images, image_model
+from repaconv.verification.model_runners import ImageSession, load_onnx
 from repaconv.verification.tolerances import POLICY_VERSION, tolerance
 
 TRAINED = models.FOLDER
@@ -112,7 +112,7 @@ def scale_off_by_2(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def rows_of(net: Net) -> Iterator[dict[str, Any]]:
     """One row a precision, and a way of being broken."""
-    reference = image_model(net.model.SerializeToString())
+    reference = ImageSession(load_onnx(net.model.SerializeToString()))
     expected = [reference.run(images) for images in net.judging]
     for precision in ("fp16", "bf16", "int8", "int8, symmetric"):
         kind = precision.partition(",")[0]
@@ -124,7 +124,7 @@ def rows_of(net: Net) -> Iterator[dict[str, Any]]:
                 (broken := onnx.ModelProto()).CopyFrom(typed)
                 ways[break_it.__name__.replace("_", " ")] = break_it(broken)
         for way, model in ways.items():
-            session = Images(loader_for(target.architecture, kind)(runnable(model, kind).SerializeToString()))
+            session = ImageSession(loader_for(target.architecture, kind)(runnable(model, kind).SerializeToString()))
             compared = Comparison(precision, tolerance(kind, decides="pyra" in net.name))
             for images, right in zip(net.judging, expected, strict=True):
                 compared.add({"logits": session.run(images)}, {"logits": right})

@@ -31,7 +31,7 @@ from repaconv.methods.riformer.paper_equations import RIFormerBlock
 from repaconv.methods.riformer.published_models import ARCHS
 from repaconv.onnx_export.torch_exporter import to_onnx
 from repaconv.verification.input_batches import random_inputs
-from repaconv.verification.model_runners import image_model
+from repaconv.verification.model_runners import ImageSession, load_onnx
 
 
 class AffineInNorm(IdentityMixerBlock):
@@ -77,6 +77,11 @@ def forms(arch: str) -> dict[str, nn.Module]:
     return {name: module.eval() for name, (module, _) in built.items()}
 
 
+def opened(graph: bytes) -> ImageSession:
+    """A new session of a serialized graph [B, 3, 224, 224] -> [B, classes]."""
+    return ImageSession(load_onnx(graph))
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--arch", default="s12", choices=ARCHS)
@@ -90,7 +95,7 @@ def main() -> None:
         load = {}
         for name, module in forms(given.arch).items():
             graph = to_onnx(module, (3, 224, 224), output="logits", opset=20, batch=1, dynamic_size=False)
-            load[name] = partial(image_model, onnxsim.simplify(graph)[0].SerializeToString())
+            load[name] = partial(opened, onnxsim.simplify(graph)[0].SerializeToString())
         reference = load["training"]().run(images)
         for name, each in load.items():
             assert abs(each().run(images) - reference).max() <= 1e-5 * abs(reference).max(), name

@@ -33,7 +33,7 @@ from repaconv.results import Deployment, TuneArtefact
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.tune.candidate_graphs import Candidates
-from repaconv.verification.model_runners import Images
+from repaconv.verification.model_runners import ImageSession
 
 ROOT = Path(__file__).resolve().parents[1]
 REWRITES = (
@@ -66,7 +66,7 @@ def side_by_side(run: Path, winner: Deployment, best: Deployment, rounds: int) -
         images = graphs.source_model.random_inputs(1, 0).piece(0, 1).given["input"].astype(np.float32)
 
         def loaded(way: Deployment) -> Callable[[], Any]:
-            return partial(Images(open_deployment(way, graphs.deployable(way), graphs.sizes(1))).run, images)
+            return partial(ImageSession(open_deployment(way, graphs.deployable(way), graphs.sizes(1))).run, images)
 
         entrants = {"winner": Entrant(partial(loaded, winner)), "best": Entrant(partial(loaded, best))}
         timed = measure(entrants, Protocol(rounds, cores=1))

@@ -29,7 +29,7 @@ from repaconv.core.files import read_artefact
 from repaconv.results import ExportArtefact, MethodFold
 from repaconv.verification.comparison import link_between
 from repaconv.verification.input_batches import random_inputs
-from repaconv.verification.model_runners import image_model
+from repaconv.verification.model_runners import ImageSession, load_onnx
 from repaconv.verification.tolerances import tolerance
 
 PACKAGES = [
@@ -113,7 +113,7 @@ def compare(root: Path, emulator: Path, engine: Path, exported: ExportArtefact, 
     command = [emulator, "-cpu", CPU, "-L", root, "-E", f"PYTHONHOME={root}/usr", "-E", f"PYTHONPATH={root}/site"]
     command += [f"{root}/usr/bin/python3.11", "run.py", engine, "images.npy", "arm.npy"]
     said = run(command).strip().splitlines()[-1]
-    there, here = np.load("arm.npy"), image_model(engine).run(images)
+    there, here = np.load("arm.npy"), ImageSession(load_onnx(engine)).run(images)
     link = "engine" if exported.precision == "fp32" else exported.precision
     found = link_between(link, ("x86-64", here), (said, there), logits=True, tolerance=tolerance(link))
     assert found.metrics is not None

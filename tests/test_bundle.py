@@ -22,7 +22,7 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.files import write_artefact
 from repaconv.engines import trtexec_logs
 from repaconv.engines.targets import board_run
-from repaconv.verification.model_runners import image_model
+from repaconv.verification.model_runners import ImageSession, load_onnx
 
 RECORDED = Path(__file__).parent / "data" / "trtexec"
 RUN = Path("repaconv-out/tiny")
@@ -253,7 +253,7 @@ def test_a_call_that_is_filled_up_expects_what_its_pixels_give(tiny):
     rc.export(target="orin-nano", with_preprocessing=True)
     made = rc.bundle(target="orin-nano", count=3, batch=2)
     folder = unpacked(RUN / "build" / made.payload.path)
-    session, calls = image_model(folder / "model.onnx"), np.load(folder / "calls.npz")
+    session, calls = ImageSession(load_onnx(folder / "model.onnx")), np.load(folder / "calls.npz")
     assert calls["input_0_0"].dtype == np.uint8
     for call in range(2):
         expected = calls[f"output_{call}_0"].reshape(2, -1)

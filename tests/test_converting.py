@@ -503,7 +503,7 @@ def test_tokens_merge_behind_what_was_replaced(vit):
     """Both at once are PYRA's merging on the network whose first block was converted, and the file says so itself."""
     from repaconv.checkpoints import read_checkpoint
     from repaconv.methods.dwconv.checkpoint_reading import read
-    from repaconv.verification.model_runners import weighted
+    from repaconv.verification.model_runners import with_weights
 
     torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "cls.pth")
     given = asked(blocks="0,", fit="mean", schedule="0,5,4")
@@ -511,13 +511,13 @@ def test_tokens_merge_behind_what_was_replaced(vit):
     assert (done.blocks, done.schedule) == ((0,), (0, 5, 4))
     run = Path("repaconv-out/cls-dwconv")
     reading = read(read_checkpoint(run / "converted.safetensors"), {})
-    net = weighted(reading.module(), reading.tensors, torch.float64)
+    net = with_weights(reading.module(), reading.tensors, torch.float64)
 
     rc.convert("cls.pth", **{**given, "schedule": None}, out="unmerged")
     plain = read(read_checkpoint("unmerged/converted.safetensors"), {})
-    first = weighted(plain.module(), plain.tensors, torch.float64)
+    first = with_weights(plain.module(), plain.tensors, torch.float64)
     merged = opened("cls.pth").reading  # whose attention the others have
-    by_pyra = weighted(METHOD.read(read_checkpoint("cls.pth"), {"num_heads": "3", "schedule": "0,5,4"}).module(),
+    by_pyra = with_weights(METHOD.read(read_checkpoint("cls.pth"), {"num_heads": "3", "schedule": "0,5,4"}).module(),
                        merged.tensors, torch.float64)  # fmt: skip
     x = torch.from_numpy(images(3)).double()
     with torch.inference_mode():
@@ -567,10 +567,10 @@ def test_heads_are_replaced_one_by_one(vit):
 def weighted_of(path):
     from repaconv.checkpoints import read_checkpoint
     from repaconv.methods.dwconv.checkpoint_reading import read
-    from repaconv.verification.model_runners import weighted
+    from repaconv.verification.model_runners import with_weights
 
     reading = read(read_checkpoint(path), {})
-    return weighted(reading.module(), reading.tensors, torch.float64)
+    return with_weights(reading.module(), reading.tensors, torch.float64)
 
 
 @pytest.mark.parametrize("criterion", ["error", "sigma"])

@@ -31,7 +31,7 @@ from repaconv.engines.torch_cpu import TorchSession
 from repaconv.models import METHODS, checkpoint
 from repaconv.sources.source_model import DEPLOY
 from repaconv.sources.source_of_run import source_model_of
-from repaconv.verification.model_runners import Images, TorchRunner
+from repaconv.verification.model_runners import ImageSession, TorchRunner
 
 ENGINES = ("onnxruntime", "openvino")
 
@@ -71,7 +71,7 @@ def test_every_input_and_output_has_its_name(name, graph):
     assert np.array_equal(found["y"], a @ b)
     assert np.array_equal(found["z"], b.astype(bool))
     with pytest.raises(Refused, match="takes 2 inputs: a, b"):
-        Images(session)
+        ImageSession(session)
 
 
 @pytest.mark.parametrize("name", ENGINES)

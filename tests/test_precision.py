@@ -63,7 +63,7 @@ from repaconv.stages.tune.candidate_graphs import sensitivities
 from repaconv.stages.verify.verification_chain import CLIPPED_NOTE
 from repaconv.verification.comparison import link_between
 from repaconv.verification.input_batches import npz_inputs, random_inputs
-from repaconv.verification.model_runners import Images, decides, image_model, load_onnx
+from repaconv.verification.model_runners import ImageSession, decides, load_onnx
 from repaconv.verification.tolerances import tolerance
 
 RUN = Path("repaconv-out/tiny")
@@ -105,7 +105,7 @@ def test_every_method_in_every_precision(name, precision, record_property):
     runs_here = rounded_in_float32(low) if kind == "bf16" else low
     load = loader_for(load_target(DEVICES.get(precision, "x86-64")).architecture, kind)
     sessions = load_onnx(model.SerializeToString()), load(runs_here.SerializeToString())
-    outputs = [np.concatenate([Images(each).run(piece) for piece in pieces]) for each in sessions]
+    outputs = [np.concatenate([ImageSession(each).run(piece) for piece in pieces]) for each in sessions]
     allowed = tolerance(kind, decides=decides(runner.module))
     link = link_between(kind, ("float32", outputs[0]), (kind, outputs[1]), logits=True, tolerance=allowed)
     agreement = f"{link.metrics.top1_agreement:.1%} agree, cosine {link.metrics.cosine:.6f}"
@@ -175,7 +175,7 @@ def test_bfloat16_rounds_as_torch_does():
     low = to_bf16(model)
     check(low)
     assert [value.type.tensor_type.elem_type for value in (*low.graph.input, *low.graph.output)] == [1, 1]
-    got = image_model(rounded_in_float32(low).SerializeToString()).run(x)
+    got = ImageSession(load_onnx(rounded_in_float32(low).SerializeToString())).run(x)
     a, b = (torch.from_numpy(each).bfloat16() for each in (x, w))
     expected = (a.float() @ b.float()).bfloat16().float().numpy()
     assert np.array_equal(got, expected)
@@ -195,7 +195,7 @@ def test_what_takes_no_bfloat16_stays_in_float32():
     kinds = {value.name: value.type.tensor_type.elem_type for value in inferred}
     assert (kinds["h"], kinds["t"]) == (TensorProto.BFLOAT16, TensorProto.FLOAT)
     x = np.arange(32, dtype=np.float32).reshape(4, 8)
-    assert np.array_equal(image_model(rounded_in_float32(low).SerializeToString()).run(x), 2 * x[:, :-3:-1])
+    assert np.array_equal(ImageSession(load_onnx(rounded_in_float32(low).SerializeToString())).run(x), 2 * x[:, :-3:-1])
     old = small([helper.make_node("MatMul", ["x", "w"], ["y"], "m")], {"w": np.eye(8, dtype=np.float32)}, opset=12)
     assert unquantized_layers(to_bf16(old), "bf16") == ("m",)
 
@@ -262,8 +262,8 @@ def test_an_operator_of_the_runtime_itself_stays_in_float32_and_so_does_what_it_
     model = small(nodes, {}, 20)
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     x = np.linspace(-2, 2, 32, dtype=np.float32).reshape(4, 8)
-    expected = image_model(model.SerializeToString()).run(x)
-    found = image_model(rounded_in_float32(to_bf16(model)).SerializeToString()).run(x)
+    expected = ImageSession(load_onnx(model.SerializeToString())).run(x)
+    found = ImageSession(load_onnx(rounded_in_float32(to_bf16(model)).SerializeToString())).run(x)
     assert 0 < np.abs(found - expected).max() < 0.02
 
 
@@ -327,7 +327,7 @@ def test_a_subgraph_stays_in_float32_and_reads_what_is_bfloat16_outside():
         low = to_bf16(small(nodes, weights, 20))
         check(low)
         expected = 2 * np.maximum(x, 0) * (3 if least == 0 else -1)
-        assert np.array_equal(image_model(rounded_in_float32(low).SerializeToString()).run(x), expected)
+        assert np.array_equal(ImageSession(load_onnx(rounded_in_float32(low).SerializeToString())).run(x), expected)
 
 
 def test_a_loop_stays_in_float32():
@@ -347,7 +347,7 @@ def test_a_loop_stays_in_float32():
     low = to_bf16(small(nodes, {"times": np.int64(3), "yes": np.bool_(True)}, 20))
     check(low)
     expected = 4 * np.maximum(x, 0)
-    assert np.array_equal(image_model(rounded_in_float32(low).SerializeToString()).run(x), expected)
+    assert np.array_equal(ImageSession(load_onnx(rounded_in_float32(low).SerializeToString())).run(x), expected)
 
 
 def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_fp32_nodes(tmp_path, monkeypatch):
@@ -423,7 +423,7 @@ def test_int8_for_another_device_is_judged_as_it_is_written():
     model, images = graph("repavit-tiny")[0], net("repavit-tiny")[2]
     low = to_int8(model, [{"input": images}], how=Int8(symmetric=True)).SerializeToString()
     found, right = (
-        Images(load(low)).run(images) for load in (loader_for("", "int8"), partial(load_onnx, as_written=True))
+        ImageSession(load(low)).run(images) for load in (loader_for("", "int8"), partial(load_onnx, as_written=True))
     )
     assert np.array_equal(found, right)
     assert loader_for(platform.machine(), "int8") is loader_for("", "fp16") is load_onnx
@@ -522,7 +522,7 @@ def test_a_group_alone_in_int8_is_the_float32_graph_but_for_it_and_each_has_its_
     stem, *groups = groups_of(model)
     low = to_int8(model, [{"input": images}], nodes_of(model, stem))
     every = nodes_of(model, {name for group in groups for name in group})
-    right, whole = (image_model(each.SerializeToString()).run(images) for each in (model, low))
+    right, whole = (ImageSession(load_onnx(each.SerializeToString())).run(images) for each in (model, low))
     rounded = {}
     for names in ((), tuple(nodes_of(model, groups[0])), tuple(every)):
         some = with_int8_rounding(model, low, names)
@@ -530,7 +530,7 @@ def test_a_group_alone_in_int8_is_the_float32_graph_but_for_it_and_each_has_its_
         assert set(unquantized_layers(some, "int8")) == set(unquantized_layers(model, "int8")) - (
             set(names) - set(unquantized_layers(low, "int8"))
         )
-        rounded[names] = image_model(some.SerializeToString()).run(images)
+        rounded[names] = ImageSession(load_onnx(some.SerializeToString())).run(images)
     assert np.array_equal(rounded[()], right)
     assert not np.allclose(rounded[tuple(nodes_of(model, groups[0]))], right, rtol=1e-4)
     assert np.allclose(rounded[tuple(every)], whole, rtol=1e-3, atol=1e-3 * np.abs(whole).max())

@@ -22,7 +22,7 @@ from repaconv.verification.comparison import Comparison, link_between
 from repaconv.verification.comparison import overall_link as outputs_joined
 from repaconv.verification.image_files import prepared, read_image
 from repaconv.verification.input_batches import image_inputs, npz_inputs, random_inputs
-from repaconv.verification.model_runners import FixedBatch, Images, TorchRunner
+from repaconv.verification.model_runners import FixedBatch, ImageSession, TorchRunner
 from repaconv.verification.output_metrics import Counts, Meter, mcnemar, measure
 from repaconv.verification.tolerances import EXACT, LOSSY, depth_reason, exact_rtols, tolerance
 
@@ -681,16 +681,16 @@ def test_polygraphys_runners_are_runners(tiny):
     from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 
     from repaconv.engines.tensorrt import PolygraphySession
-    from repaconv.verification.model_runners import image_model
+    from repaconv.verification.model_runners import load_onnx
 
     rc.fold(tiny)
     rc.export()
-    ours = image_model(rc_run() / "model.onnx")
+    ours = ImageSession(load_onnx(rc_run() / "model.onnx"))
     path = str(rc_run() / "model.onnx")
     runner = PolygraphySession(OnnxrtRunner(SessionFromOnnx(path)), ours.session.outputs)
     assert runner.inputs[0][::2] == ("input", "float32")
     images = random_inputs((3, 32, 32), count=2, seed=0).images
-    assert np.array_equal(Images(runner).run(images), ours.run(images))
+    assert np.array_equal(ImageSession(runner).run(images), ours.run(images))
     runner.close()
 
 

@@ -23,7 +23,7 @@ from repaconv.methods.pyra.merging_schedules import TABLES, equation_8
 from repaconv.methods.pyra.paper_equations import fold_modulation
 from repaconv.onnx_export.float64_exporter import network_to_onnx
 from repaconv.onnx_export.torch_exporter import operators_of, to_onnx
-from repaconv.verification.model_runners import load_onnx, weighted
+from repaconv.verification.model_runners import load_onnx, with_weights
 
 IMAGES = np.random.default_rng(6).standard_normal((3, 3, 32, 32), dtype=np.float32)
 SETTINGS = {"num_heads": "3"}
@@ -227,7 +227,7 @@ def test_a_stable_sort_is_written_as_onnx_and_keeps_equals_in_their_order():
 def test_the_training_form_is_written_as_onnx():
     path = save(METHOD.example("tiny", seed=1))
     read = METHOD.read(read_checkpoint(path), SETTINGS)
-    module = weighted(read.module(), read.tensors, torch.float32)
+    module = with_weights(read.module(), read.tensors, torch.float32)
     model = to_onnx(module, IMAGES.shape[1:], output="logits", opset=18, batch=None, dynamic_size=False)
     with torch.no_grad():
         right = module(torch.from_numpy(IMAGES)).numpy()

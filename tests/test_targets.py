@@ -28,7 +28,7 @@ from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.onnx_export.torch_exporter import OLDEST_EXPORTED, check, to_onnx
 from repaconv.stages.export import stage
 from repaconv.stages.shared.target_lookup import load_target
-from repaconv.verification.model_runners import TorchRunner, image_model, load_onnx
+from repaconv.verification.model_runners import ImageSession, TorchRunner, load_onnx
 
 NETS = (
     "repavit-tiny",
@@ -136,7 +136,7 @@ def test_every_method_exports_for_every_target(name):
         check(model)
         assert model.opset_import[0].version == opset
         assert violations(model, opset, lacks, forbids) == []
-        got = image_model(model.SerializeToString()).run(images)
+        got = ImageSession(load_onnx(model.SerializeToString())).run(images)
         assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
@@ -240,7 +240,7 @@ def test_lowering_is_the_same_function(case, opset):
     assert violations(lowered, opset, lacks, ()) == []
     assert all(node.name.startswith("m/") for node in lowered.graph.node)
     x = RANDOM.standard_normal((2, 3, 8)).astype(np.float32)
-    before, after = (image_model(each.SerializeToString()).run(x) for each in (model, lowered))
+    before, after = (ImageSession(load_onnx(each.SerializeToString())).run(x) for each in (model, lowered))
     assert np.allclose(after, before, rtol=1e-5, atol=1e-6)
     assert model.opset_import[0].version == 20
 
@@ -278,7 +278,7 @@ def test_what_has_another_form_in_an_older_opset_is_written_in_it(case):
     if case != "another domain":
         onnx.checker.check_model(lowered, full_check=True)
     assert {entry.domain: entry.version for entry in lowered.opset_import} == {"": opset, "com.microsoft": 1}
-    before, after = (image_model(each.SerializeToString()).run(IMAGE) for each in (model, lowered))
+    before, after = (ImageSession(load_onnx(each.SerializeToString())).run(IMAGE) for each in (model, lowered))
     assert np.allclose(after, before, rtol=1e-5, atol=1e-6)
 
 
@@ -386,7 +386,7 @@ def test_a_graph_that_was_lowered_before_is_lowered_again():
     for opset in (13, 18, 20):
         lowered = lower(model, opset, ("LayerNormalization", "Gelu"))
         check(lowered)
-        before, after = (image_model(each.SerializeToString()).run(x) for each in (model, lowered))
+        before, after = (ImageSession(load_onnx(each.SerializeToString())).run(x) for each in (model, lowered))
         assert np.allclose(after, before, rtol=1e-5, atol=1e-6)
 
 

@@ -28,7 +28,7 @@ from repaconv.conversion.plain_vit import PlainViT, attention_output, read_plain
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.nondeep.checkpoint_reading import read_at_any_lambda
 from repaconv.verification.input_batches import Batch, Inputs
-from repaconv.verification.model_runners import weighted
+from repaconv.verification.model_runners import with_weights
 
 VIT = {"settings": {"num_heads": str(HEADS)}}
 POOL = {"settings": {"pool_size": "3", "stem_stride": "2"}}
@@ -300,7 +300,7 @@ def opened(path, **settings):
 def test_branches_that_are_apart_are_the_blocks_beside_each_other(vit):
     rc.convert(vit, inputs="x.npz", method="nondeep", to="training-form", branches=3, **VIT)
     reading = read_at_any_lambda(read_checkpoint(Path("repaconv-out/vit-nondeep/converted.safetensors")), {})
-    net = weighted(reading.module(), reading.tensors, torch.float32).eval()
+    net = with_weights(reading.module(), reading.tensors, torch.float32).eval()
     plain, given = opened(vit), torch.from_numpy(images(3))
     with torch.no_grad():
         x = plain.net.embed(given)

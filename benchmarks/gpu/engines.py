@@ -60,15 +60,15 @@ def _opened(step: Step, path: Path, folder: Path) -> dict[str, Any]:
     from gpu.models import decides, truth
     from repaconv.benchmark.machine_fingerprint import fingerprint
     from repaconv.stages.shared.engine_files import build_of, open_engine
-    from repaconv.verification.model_runners import Images
+    from repaconv.verification.model_runners import ImageSession
 
     precision = step.given["precision"]
-    ours = Images(open_engine(path, build_of(path), threads=1))
+    ours = ImageSession(open_engine(path, build_of(path), threads=1))
     images, right, undecided = truth(folder)
     link = link_of(OURS, ours, images, right, undecided, 1, precision, decides(folder))
     link = located(link, step, folder, images[:1])
     beside = dict(_beside(step, folder, images.shape[1:]))
-    sessions = {OURS: ours} | {name: each for name, each in beside.items() if isinstance(each, Images)}
+    sessions = {OURS: ours} | {name: each for name, each in beside.items() if isinstance(each, ImageSession)}
     return {
         "links": {OURS: link.model_dump(mode="json")},
         "engine_types": json.loads(ours.options.get("types", "{}")),
@@ -84,7 +84,7 @@ def _beside(step: Step, folder: Path, shape: tuple[int, ...]) -> Iterator[tuple[
     from repaconv.engines.contract import BuildSpec, SessionSpec
     from repaconv.graph.onnx_files import read_graph
     from repaconv.stages.shared.target_lookup import load_target
-    from repaconv.verification.model_runners import Images
+    from repaconv.verification.model_runners import ImageSession
 
     runtime, precision = runtime_of(step), step.given["precision"]
     capability = load_target(step.given["target"]).compute_capability
@@ -93,7 +93,7 @@ def _beside(step: Step, folder: Path, shape: tuple[int, ...]) -> Iterator[tuple[
         shapes = {read_graph(graph).graph.input[0].name: sizes}
         order = BuildSpec(graph, precision, (capability,) if capability else (), shapes if capability else {})
         try:
-            yield name, Images(runtime.open(runtime.build(order).engine, SessionSpec(precision=precision)))
+            yield name, ImageSession(runtime.open(runtime.build(order).engine, SessionSpec(precision=precision)))
         except RepaconvError as problem:
             yield name, problem.message
 

@@ -112,7 +112,7 @@ def _sessions(step: Step, folder: Path, batch: int) -> Iterator[tuple[str, Any]]
     """Every form opened by the row's runtime."""
     from gpu.models import networks, truth
     from repaconv.engines.contract import SessionSpec
-    from repaconv.verification.model_runners import Images
+    from repaconv.verification.model_runners import ImageSession
 
     engine, precision = runtime_of(step), step.given["precision"]
     height, width = truth(folder)[0].shape[2:]
@@ -128,7 +128,7 @@ def _sessions(step: Step, folder: Path, batch: int) -> Iterator[tuple[str, Any]]
         given = {name: Path(path) for name, path in json.loads(listed.read_text()).items()}
     for name in (VANILLA, TRAINING, OFFICIAL, OURS):
         if name in given:
-            yield name, Images(engine.open(given[name], spec))
+            yield name, ImageSession(engine.open(given[name], spec))
 
 
 def link_of(

@@ -31,7 +31,7 @@ from repaconv.stages.tune.runtimes_and_initial_trials import (
 )
 from repaconv.stages.tune.search import MIDDLE, Trial
 from repaconv.verification.accuracy_budget import Budget
-from repaconv.verification.model_runners import Images
+from repaconv.verification.model_runners import ImageSession
 
 TARGET = "x86-64"
 ALLOWED = 0.005
@@ -179,7 +179,7 @@ class Written(NamedTuple):
 
     def opened(self) -> Run:
         """As its runtime takes it."""
-        run: Run = Images(open_deployment(self.way, self.graph, self.sizes)).run
+        run: Run = ImageSession(open_deployment(self.way, self.graph, self.sizes)).run
         return run
 
 
@@ -201,7 +201,7 @@ def contenders(ours: Ours, scratch: Path, chosen: dict[str, Deployment]) -> Iter
     graphs = _graphs(ours, scratch)
 
     def opened(way: Deployment) -> Run:
-        run: Run = Images(open_deployment(way, graphs.deployable(way), graphs.sizes(way.batch))).run
+        run: Run = ImageSession(open_deployment(way, graphs.deployable(way), graphs.sizes(way.batch))).run
         return run
 
     for name, way in chosen.items():

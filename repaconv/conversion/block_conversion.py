@@ -19,7 +19,7 @@ from repaconv.conversion.plain_vit import (
 )
 from repaconv.methods.dwconv.paper_equations import ConvBlock
 from repaconv.methods.dwconv.token_mixer_reading import Mixer
-from repaconv.verification.model_runners import weighted
+from repaconv.verification.model_runners import with_weights
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class BlockContext:
         block = replace(
             was, mixer=replace(mixer, qkv_bias=was.mixer.qkv_bias), traits=replace(was.traits, scale1=False)
         )
-        module = weighted(block.build(self.plain.config).eval(), whole, torch.float32)
+        module = with_weights(block.build(self.plain.config).eval(), whole, torch.float32)
         return ConvertedBlock(block, {name: value.detach() for name, value in whole.items()}, module, conditions)
 
 

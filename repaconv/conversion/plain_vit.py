@@ -16,7 +16,7 @@ from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
 from repaconv.methods.dwconv.checkpoint_reading import read_or_plain_vit
 from repaconv.methods.dwconv.paper_equations import ConvBlock
-from repaconv.verification.model_runners import weighted
+from repaconv.verification.model_runners import with_weights
 
 PLAIN_VIT_TENSORS = ("patch_embed.proj.weight", "pos_embed", "blocks.0.norm1.weight")
 """Tensors of every plain vision transformer, by which it differs from other networks."""
@@ -62,7 +62,7 @@ class PlainViT:
     @classmethod
     def of(cls, reading: Reading) -> PlainViT:
         """Build the network."""
-        net = weighted(reading.module(), reading.tensors, torch.float32)
+        net = with_weights(reading.module(), reading.tensors, torch.float32)
         assert isinstance(net, ViT)
         return cls(reading, net)
 

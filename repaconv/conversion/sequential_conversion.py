@@ -20,7 +20,7 @@ from repaconv.conversion.original_activations import OriginalActivations
 from repaconv.conversion.plain_vit import PlainViT, Reading, after_ffn, batches, map_batches
 from repaconv.methods.dwconv.paper_equations import with_token_merging
 from repaconv.methods.pyra.paper_equations import MERGED_REASONS, MERGED_TOLERANCE
-from repaconv.verification.model_runners import weighted
+from repaconv.verification.model_runners import with_weights
 
 # The FFN after a replaced mixer. Its last layer is refitted in closed form to the original's residual stream after the
 # block. It has more unknowns than W^O, so it can correct errors that W^O could not.
@@ -59,7 +59,7 @@ def refit_ffn(config: ViTConfig, piece: ConvertedBlock, student: Tensor, wanted:
     tensors = {key: value for key, value in piece.tensors.items() if not key.startswith("ls2.")}
     tensors |= linear_tensors(f"mlp.{name}", solved.weights)
     block_without_scale = replace(piece.block, traits=replace(piece.block.traits, scale2=False))
-    module = weighted(block_without_scale.build(config).eval(), tensors, torch.float32)
+    module = with_weights(block_without_scale.build(config).eval(), tensors, torch.float32)
     return ConvertedBlock(block_without_scale, tensors, module, (*piece.conditions, solved.condition))
 
 

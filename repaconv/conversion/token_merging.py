@@ -13,7 +13,7 @@ from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import UsageProblem
 from repaconv.methods.pyra import METHOD
 from repaconv.methods.pyra.merging_schedules import parse_schedule
-from repaconv.verification.model_runners import weighted
+from repaconv.verification.model_runners import with_weights
 
 
 def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> str:
@@ -104,4 +104,4 @@ def with_merging(checkpoint: Checkpoint, settings: Mapping[str, str]) -> tuple[n
     """
     reading = METHOD.read(checkpoint, settings)
     (schedule,) = (fact.value for fact in reading.facts if fact.name == "schedule")
-    return weighted(reading.module(), reading.tensors, torch.float32), tuple(schedule)
+    return with_weights(reading.module(), reading.tensors, torch.float32), tuple(schedule)

@@ -18,7 +18,7 @@ from repaconv.sources.class_score_outputs import LOGITS
 from repaconv.sources.method_detection import read_again
 from repaconv.sources.source_model import DEPLOY, TRAINING, GraphSpec
 from repaconv.sources.verified_onnx_export import Graph, Proving, exported_graph
-from repaconv.verification.model_runners import TorchRunner, decides, weighted
+from repaconv.verification.model_runners import TorchRunner, decides, with_weights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -110,7 +110,7 @@ class CheckpointSource:
         """Build the torch module of a form with its weights, in float32."""
         import torch
 
-        module = weighted(*self._module_and_weights(form), torch.float32)
+        module = with_weights(*self._module_and_weights(form), torch.float32)
         return Network(module, self.inputs, tuple(Port(name, ("batch", None), "float32") for name in self.outputs))
 
     def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:

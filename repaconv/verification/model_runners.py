@@ -50,7 +50,7 @@ class RunnerWithInputs(Protocol):
         """Run the model and return all outputs."""
 
 
-def weighted(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> nn.Module:
+def with_weights(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> nn.Module:
     """Load weights into a module strictly and convert it to ``dtype``; the module may be on the meta device."""
     weights = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
     module.load_state_dict(weights, strict=True, assign=True)
@@ -90,7 +90,7 @@ class TorchRunner:
             self.dtype, self.module = next(floats, torch.float32), module
         else:
             self.dtype = torch.float64 if double else torch.float32
-            self.module = weighted(module, tensors, self.dtype)
+            self.module = with_weights(module, tensors, self.dtype)
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self._margins: list[Tensor] = []
         for part in module.modules():
@@ -236,7 +236,7 @@ def call_of(session: Session, feeds: Feeds) -> Callable[[], Any]:
     return GpuTimed(session.gpu_timed_call(feeds)) if isinstance(session, GpuSession) else partial(session.run, feeds)
 
 
-class Images:
+class ImageSession:
     """A session of an image model, from its only input to its first output.
 
     Attributes:
@@ -316,11 +316,6 @@ def load_onnx(
                 release_freed_memory()
         held = apart if isinstance(apart, Path) else {name: numbers() for name, numbers in apart.items()}
         return load_session(engine, bare.SerializeToString(), replace(spec, weights=held))
-
-
-def image_model(model: Path | bytes) -> Images:
-    """Open an ONNX Runtime session of an image model with a dynamic batch size."""
-    return Images(load_onnx(model))
 
 
 # Intermediate values of a torch module or an ONNX graph

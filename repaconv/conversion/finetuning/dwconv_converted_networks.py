@@ -9,7 +9,7 @@ import torch
 from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, metadata_of
 from repaconv.methods.dwconv.checkpoint_reading import read_or_plain_vit
-from repaconv.verification.model_runners import weighted
+from repaconv.verification.model_runners import with_weights
 
 LEARNING_RATE = 6e-5
 """Maximum learning rate. The start is good already: with ten times this rate it is lost faster than it is improved."""
@@ -21,7 +21,7 @@ def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Traini
     apart = [index for index, block in enumerate(reading.blocks) if not block.merged]
     blocks = tuple((f"blocks.{index}", f"blocks.{index}") for index in apart)
     return TrainingPlan(
-        net=weighted(reading.module(), reading.tensors, torch.float32),
+        net=with_weights(reading.module(), reading.tensors, torch.float32),
         rate=LEARNING_RATE,
         imitated=blocks,
         moving=False,

@@ -22,7 +22,7 @@ from repaconv.conversion.plain_vit import PlainViT, Reading, batches
 from repaconv.core.errors import Refused
 from repaconv.methods.dwconv.checkpoint_reading import read_or_plain_vit
 from repaconv.methods.dwconv.token_mixer_reading import FORMAT
-from repaconv.verification.model_runners import weighted
+from repaconv.verification.model_runners import with_weights
 
 LEARNING_RATE, GATE_RATE_FACTOR = 2e-4, 100.0
 """Maximum learning rate, and its factor for the gates, which have few steps to change."""
@@ -130,7 +130,7 @@ def initialize(
     net = GatedViT(plain.config, plain.reading, convolving, kernel)
     meta = {"format": FORMAT, "arch": _arch(plain), "gate": {"unit": "block", "p": convolving, "mode": "soft"}}
     return UntrainedNetwork(
-        net=weighted(net.eval(), tensors, torch.float32),
+        net=with_weights(net.eval(), tensors, torch.float32),
         tensors=tensors,
         metadata={
             "meta": json.dumps(meta, sort_keys=True),
@@ -168,7 +168,7 @@ def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Traini
     net = GatedViT(reading.config, reading, meta["gate"]["p"], kernel)
     tensors = {**reading.tensors, "gate.weight": checkpoint.tensors["gate.weight"]}
     return TrainingPlan(
-        net=weighted(net, tensors, torch.float32),
+        net=with_weights(net, tensors, torch.float32),
         rate=LEARNING_RATE,
         at=cool_to,
         imitated=tuple((f"blocks.{n}", f"blocks.{n}") for n in range(len(reading.blocks))),

@@ -24,7 +24,7 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.dwconv.paper_equations import ConvBlock
 from repaconv.methods.nondeep.checkpoint_reading import FORMAT, read_at_any_lambda
 from repaconv.methods.nondeep.paper_equations import AttentionBranch, BranchAttention, BranchBlock, BranchMlp, Join
-from repaconv.verification.model_runners import weighted
+from repaconv.verification.model_runners import with_weights
 
 LEARNING_RATE, JOINED_FROM = 1e-3, 0.6
 """Maximum learning rate, and the fraction of the training after which lambda is 1; the rest trains the foldable
@@ -60,7 +60,7 @@ def initialize(plain: PlainViT, branches: int, record: Mapping[str, Any]) -> Unt
             tensors[f"blocks.{layer}.{norm}.weight"] = torch.ones(config.width)
             tensors[f"blocks.{layer}.{norm}.bias"] = torch.zeros(config.width)
     meta = {"format": FORMAT, "method": "nondeep", "arch": _arch(plain, branches), "join": _join_metadata(SEPARATE)}
-    net = weighted(_joined(plain, branches).module(), tensors, torch.float32)
+    net = with_weights(_joined(plain, branches).module(), tensors, torch.float32)
     return UntrainedNetwork(
         net=net,
         tensors={**tensors, "join_lambda": torch.zeros(())},
@@ -152,7 +152,7 @@ def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Traini
     meta = json.loads(metadata["meta"])
     metadata["meta"] = json.dumps({**meta, "join": {**meta["join"], "lambda": 1.0}}, sort_keys=True)
     return TrainingPlan(
-        net=weighted(reading.module(), reading.tensors, torch.float32),
+        net=with_weights(reading.module(), reading.tensors, torch.float32),
         rate=LEARNING_RATE,
         at=join_to,
         imitated=tuple((f"blocks.{n}", f"blocks.{branches * n + branches - 1}") for n in range(len(reading.blocks))),

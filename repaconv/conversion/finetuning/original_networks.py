@@ -17,7 +17,7 @@ from repaconv.method_api.settings import SettingsReader
 from repaconv.methods.riformer.checkpoint_reading import RIFormerReading
 from repaconv.methods.riformer.checkpoint_reading import read as read_riformer
 from repaconv.methods.riformer.paper_equations import RIFormerBlock
-from repaconv.verification.model_runners import weighted
+from repaconv.verification.model_runners import with_weights
 
 _TIMM = (
     (r"^stem\.conv\.", "patch_embed.proj."),
@@ -107,4 +107,4 @@ def _pooling(reading: RIFormerReading, side: int) -> MetaFormer:
         if isinstance(part, RIFormerBlock):
             part.token_mixer = Pooling(side)  # type: ignore[assignment]
     tensors = {name: tensor for name, tensor in reading.tensors.items() if ".token_mixer." not in name}
-    return weighted(net.eval(), tensors, torch.float32)  # type: ignore[return-value]
+    return with_weights(net.eval(), tensors, torch.float32)  # type: ignore[return-value]

@@ -11,7 +11,7 @@ from repaconv.conversion.finetuning.dwconv_converted_networks import LEARNING_RA
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, metadata_of
 from repaconv.methods.pyra import METHOD
 from repaconv.methods.pyra.merging_schedules import first_merging_block
-from repaconv.verification.model_runners import weighted
+from repaconv.verification.model_runners import with_weights
 
 
 def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingPlan:
@@ -20,7 +20,7 @@ def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Traini
     reading = METHOD.read(checkpoint, settings)
     (schedule,) = (fact.value for fact in reading.facts if fact.name == "schedule")
     return TrainingPlan(
-        net=weighted(reading.module(), reading.tensors, torch.float32),
+        net=with_weights(reading.module(), reading.tensors, torch.float32),
         rate=LEARNING_RATE,
         imitated=tuple((f"blocks.{index}", f"blocks.{index}") for index in range(first_merging_block(schedule))),
         moving=False,

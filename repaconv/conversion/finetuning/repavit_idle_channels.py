@@ -21,7 +21,7 @@ from repaconv.core.errors import UsageProblem
 from repaconv.methods.repavit.active_channels import ClaimedIdleRatio
 from repaconv.methods.repavit.checkpoint_reading import read
 from repaconv.methods.repavit.paper_equations import ChannelIdleMlp
-from repaconv.verification.model_runners import weighted
+from repaconv.verification.model_runners import with_weights
 
 LEARNING_RATE, EPS = 5e-5, 1e-5
 
@@ -50,7 +50,7 @@ def initialize(plain: PlainViT, ratio: float, images: Tensor, record: Mapping[st
         )
     require_plain_mlp(plain.reading.blocks)
     tensors = {name: tensor.float().clone() for name, tensor in plain.reading.tensors.items()}
-    net = weighted(plain.reading.module(), {n: t.clone() for n, t in tensors.items()}, torch.float32)
+    net = with_weights(plain.reading.module(), {n: t.clone() for n, t in tensors.items()}, torch.float32)
     teacher = student = map_batches(plain.net.embed, images)
     for index, block in enumerate(plain.blocks):
         middle = map_batches(lambda x, b=block: after_attention(b, x, attention_output(b, x, plain.heads)), student)
@@ -138,7 +138,7 @@ def _settings(plain: PlainViT) -> dict[str, str]:
 def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingPlan:
     """Return the training plan: BatchNorms update their statistics, blocks imitate the original's."""
     reading = read(checkpoint, settings)
-    net = weighted(reading.module(), reading.tensors, torch.float32)
+    net = with_weights(reading.module(), reading.tensors, torch.float32)
     return TrainingPlan(
         net=with_trainable_batchnorm(net),
         rate=LEARNING_RATE,

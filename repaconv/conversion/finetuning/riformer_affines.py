@@ -15,7 +15,7 @@ from repaconv.conversion.finetuning.original_networks import PoolFormer
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, UntrainedNetwork, metadata_of
 from repaconv.conversion.plain_vit import map_batches
 from repaconv.methods.riformer.checkpoint_reading import read
-from repaconv.verification.model_runners import weighted
+from repaconv.verification.model_runners import with_weights
 
 LEARNING_RATE = 2e-3
 
@@ -43,7 +43,7 @@ def initialize(
         name: json.dumps(record[name], sort_keys=True, default=str) for name in ("meta", "args") if name in record
     }
     return UntrainedNetwork(
-        net=weighted(original.reading.module(), tensors, torch.float32),
+        net=with_weights(original.reading.module(), tensors, torch.float32),
         tensors=tensors,
         metadata=metadata,
         settings={name: value for name, value in settings.items() if name != "pool_size"},
@@ -69,7 +69,7 @@ def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Traini
     """Return the training plan: blocks and mixers imitate the PoolFormer's (eqs. 6 and 8), and so do relations between
     positions of the blocks' outputs (eq. 7)."""
     reading = read(checkpoint, settings)
-    net = weighted(reading.module(), reading.tensors, torch.float32)
+    net = with_weights(reading.module(), reading.tensors, torch.float32)
     mixers = [name for name, _ in net.named_modules() if name.endswith("token_mixer")]
     blocks = [name.removesuffix(".token_mixer") for name in mixers]
     return TrainingPlan(

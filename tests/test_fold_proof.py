@@ -25,7 +25,7 @@ from repaconv.verification.comparison import Comparison, PerNeighborhood, run_bo
 from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.probe_inputs import probes
-from repaconv.verification.random_graph_inputs import draws
+from repaconv.verification.random_graph_inputs import input_distributions
 from repaconv.verification.rounding import jitter_rounding
 
 
@@ -301,8 +301,8 @@ def test_inputs_are_what_the_first_operators_expect():
 )
 def test_the_range_of_an_input_is_read(rows, low, high):
     weights = {"c": np.array(255.0), "half": np.array(0.5), "quarter": np.array(0.25)}
-    draw = draws(net_of(rows, weights, {"x": (F, ("n", 4))}, {"y": F}))["x"]
-    found = draw((500, 4), np.dtype(np.float32), np.random.default_rng(0), gain=1.0, below=2)
+    distribution = input_distributions(net_of(rows, weights, {"x": (F, ("n", 4))}, {"y": F}))["x"]
+    found = distribution((500, 4), np.dtype(np.float32), np.random.default_rng(0), gain=1.0, below=2)
     assert low <= found.min() < low + 0.4 * (high - low)
     assert high >= found.max() > high - 0.4 * (high - low)
 

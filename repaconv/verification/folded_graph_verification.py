@@ -217,7 +217,7 @@ def unrunnable(source: Path, model: onnx.ModelProto, error: Unrunnable) -> Repac
     return Refused(
         f"{source} does not run under ONNX Runtime on {error.on}: {first_line(error)}.{why}",
         hint=sample
-        if error.drawable
+        if error.helped_by_sample
         else "Without running it, nothing could be verified. Export it with other inputs.",
         code="onnx.unrunnable",
     )

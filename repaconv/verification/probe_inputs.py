@@ -21,7 +21,12 @@ from numpy.typing import NDArray
 from repaconv.core.errors import first_line
 from repaconv.graph.input_sizes_from_weights import input_sizes_from_weights
 from repaconv.graph.onnx_files import subgraphs_of
-from repaconv.verification.random_graph_inputs import INTEGER_BOUNDS, Draw, draws, named_dims_of
+from repaconv.verification.random_graph_inputs import (
+    INTEGER_BOUNDS,
+    Distribution,
+    input_distributions,
+    named_dims_of,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -82,7 +87,7 @@ class Input:
     name: str
     dims: tuple[int | str, ...]  # a name if dynamic
     dtype: np.dtype[Any]
-    draw: Draw
+    distribution: Distribution
 
 
 def random_values(
@@ -92,7 +97,9 @@ def random_values(
     generator = np.random.default_rng(seed)
     shapes = {one.name: tuple(sizes.get(d, 1) if isinstance(d, str) else d for d in one.dims) for one in inputs}
     return {
-        one.name: one.draw(shapes[one.name], one.dtype, generator, gain=gain, below=below, unit=unit, sizes=sizes)
+        one.name: one.distribution(
+            shapes[one.name], one.dtype, generator, gain=gain, below=below, unit=unit, sizes=sizes
+        )
         for one in inputs
     }
 
@@ -215,50 +222,52 @@ class Search:
         return found or 1.0
 
     def more(
-        self, plain: tuple[dict[str, Array], ...], found: list[Sizes], usual: float, still: set[str]
+        self, plain: tuple[dict[str, Array], ...], found: list[Sizes], usual_gain: float, unchanged: set[str]
     ) -> tuple[dict[str, Array], ...]:
         """Return further probes: with other gains, and inputs that change outputs that were constant.
 
         Args:
             plain: The probes of all size assignments.
             found: The size assignments.
-            usual: The usual gain.
-            still: Names of outputs that may stay constant.
+            usual_gain: The gain of these probes.
+            unchanged: Names of outputs that should not be the same for all probes.
         """
-        gained = tuple(self._probes_with_other_gains(found, usual))
-        return (*gained, *self._inputs_that_change_outputs(found[0], (*plain, *gained), still))
+        gained = tuple(self._probes_with_other_gains(found, usual_gain))
+        return (*gained, *self._inputs_that_change_outputs(found[0], (*plain, *gained), unchanged))
 
-    def _probes_with_other_gains(self, found: list[Sizes], usual: float) -> Iterator[dict[str, Array]]:
+    def _probes_with_other_gains(self, found: list[Sizes], usual_gain: float) -> Iterator[dict[str, Array]]:
         """Yield probes with other gains, if the outputs stay finite, for the assignment with the fewest input values.
 
         Without floating-point inputs, where a gain has no effect, it is one more probe.
         """
-        least = min(found, key=lambda sizes: sum(array.size for array in self.random_call(sizes, 0, usual).values()))
+        least = min(
+            found, key=lambda sizes: sum(array.size for array in self.random_call(sizes, 0, usual_gain).values())
+        )
         gains = PROBE_GAINS if any(one.dtype.kind == "f" for one in self.inputs) else (1.0,)
         for seed, gain in enumerate(gains, len(found)):
-            feeds = self.random_call(least, seed, usual * gain)
+            feeds = self.random_call(least, seed, usual_gain * gain)
             if self._finite(feeds):
                 yield feeds
 
     def _inputs_that_change_outputs(
-        self, sizes: Sizes, feeds: tuple[dict[str, Array], ...], still: set[str]
+        self, sizes: Sizes, feeds: tuple[dict[str, Array], ...], unchanged: set[str]
     ) -> Iterator[dict[str, Array]]:
         """Yield further inputs on which an output changes that was constant so far, until all have changed."""
-        first: dict[str, dict[tuple[int, ...], Array]] = {name: {} for name in still}
-        for feed in feeds if still else ():
-            still = still - self._changed_outputs(feed, still, first)
+        first: dict[str, dict[tuple[int, ...], Array]] = {name: {} for name in unchanged}
+        for feed in feeds if unchanged else ():
+            unchanged = unchanged - self._changed_outputs(feed, unchanged, first)
         for seed, gain in enumerate(FURTHER_GAINS, len(feeds)):
-            feed = self.random_call(sizes, seed, gain) if still else {}
-            if feed and self._finite(feed) and (moving := self._changed_outputs(feed, still, first)):
-                still = still - moving
+            feed = self.random_call(sizes, seed, gain) if unchanged else {}
+            if feed and self._finite(feed) and (changed := self._changed_outputs(feed, unchanged, first)):
+                unchanged = unchanged - changed
                 yield feed
 
     def _changed_outputs(
-        self, feed: dict[str, Array], still: set[str], first: dict[str, dict[tuple[int, ...], Array]]
+        self, feed: dict[str, Array], unchanged: set[str], first: dict[str, dict[tuple[int, ...], Array]]
     ) -> set[str]:
         """The outputs whose shape or values differ from the first call of that shape, or from row to row."""
         outputs = self.run(feed)
-        found = {name: np.asarray(outputs[name]) for name in still}
+        found = {name: np.asarray(outputs[name]) for name in unchanged}
         before = {name: first[name].setdefault(out.shape, out) for name, out in found.items()}
         given = tuple(np.shape(array) for array in feed.values())
         longer = {n for n, out in found.items() if out.shape != self.lengths.setdefault((n, given), out.shape)}
@@ -311,7 +320,7 @@ class Unrunnable(Exception):
         inputs: Names of the graph's inputs.
         suspects: Descriptions of the inputs that most likely have wrong values.
         on: The kind of inputs that was tried, random or sample.
-        drawable: Whether sample inputs from the user would help.
+        helped_by_sample: Whether sample inputs from the user would help.
     """
 
     def __init__(
@@ -321,10 +330,15 @@ class Unrunnable(Exception):
         suspects: Sequence[str] = (),
         *,
         on: str = "random inputs",
-        drawable: bool = True,
+        helped_by_sample: bool = True,
     ) -> None:
         super().__init__(why)
-        self.inputs, self.suspects, self.on, self.drawable = tuple(inputs), tuple(suspects), on, drawable
+        self.inputs, self.suspects, self.on, self.helped_by_sample = (
+            tuple(inputs),
+            tuple(suspects),
+            on,
+            helped_by_sample,
+        )
 
 
 @dataclass(frozen=True)
@@ -405,9 +419,9 @@ def probes(
         search = Search(inputs, run, kinds, usual, below, len(FEW_BATCH_SIZES) if expensive else WANTED_ASSIGNMENTS)
         if found := search.assignments():
             gain = search.gain(found[0])
-            still, usually = _integer_outputs(model) - input_independent_outputs(model), search.usual_sizes(found)
+            unchanged, usually = _integer_outputs(model) - input_independent_outputs(model), search.usual_sizes(found)
             plain = tuple(search.random_call(sizes, seed, gain) for seed, sizes in enumerate(found))
-            more = partial(search.more, plain, found, gain, still)
+            more = partial(search.more, plain, found, gain, unchanged)
             text, unit = search.description(found), search.unit
             return Probes(plain, more, text, usually, found[0], gain, below, len(found), unit=unit)
     why = Unrunnable(search.problem, [one.name for one in inputs], _suspects(model, inputs, search.problem))
@@ -443,9 +457,9 @@ def _probes_from_sample(
         run(search.random_call(sizes, 1, 1.0))
     except Exception as error:  # the runtime raises many classes
         raise Unrunnable(first_line(error), [*first], _suspects(model, inputs, str(error)), on=SAMPLE) from error
-    gain, still = search.gain(sizes), _integer_outputs(model) - input_independent_outputs(model)
+    gain, unchanged = search.gain(sizes), _integer_outputs(model) - input_independent_outputs(model)
     plain = (first, *(search.random_call(sizes, seed, gain) for seed in (1, 2)))
-    more = partial(search.more, plain, [sizes], gain, still)
+    more = partial(search.more, plain, [sizes], gain, unchanged)
     text = f"ONNX Runtime, the sample that was given, and random inputs of its sizes{UNIT_RANGE * search.unit}"
     return Probes(plain, more, text, sizes, sizes, gain, INTEGER_BOUNDS[-1], 1, held, search.unit)
 
@@ -455,7 +469,7 @@ def _suspects(model: onnx.ModelProto, inputs: list[Input], problem: str) -> list
     failed = re.search(r"while running (\w+) node|for input: (\S+)", problem)
     read = {name for node in model.graph.node if failed and node.op_type == failed[1] for name in node.input}
     read |= {failed[2]} if failed and failed[2] else set()
-    special = [one for one in inputs if one.dtype.kind != "f" or one.draw.value is not None]
+    special = [one for one in inputs if one.dtype.kind != "f" or one.distribution.value is not None]
     found = [one for one in special if one.name in read] or [one for one in inputs if one.name in read] or special
     return [f"{one.name} ({one.dtype if one.dtype.kind != 'O' else 'string'} {list(one.dims)})" for one in found]
 
@@ -487,7 +501,7 @@ def random_call(
 def _inputs(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({})) -> list[Input]:
     import onnx
 
-    distributions = draws(model, held)
+    distributions = input_distributions(model, held)
     sizes = input_sizes_from_weights(model, {value.name: named_dims_of(value) for value in model.graph.input})
     found = []
     for value in model.graph.input:
@@ -498,7 +512,7 @@ def _inputs(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({
         if dtype is None or dtype.kind not in "fiubO":
             what = str(value.type.WhichOneof("value") or "value").removesuffix("_type") if dtype is None else dtype.name
             why = f"its input {value.name} is of type {what}, and no tensor of numbers or text"
-            raise Unrunnable(why, drawable=False)
+            raise Unrunnable(why, helped_by_sample=False)
         dims = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in named_dims_of(value))
         found.append(Input(value.name, dims, dtype, distributions[value.name]))
     return found

@@ -118,6 +118,7 @@ def _axes_of_one(at: ParameterInput) -> Value:
 
 
 def _starts(at: ParameterInput) -> Value:
+    """The first position of a Slice: 1 along axes with more than two positions, else 0; the last one backwards."""
     if any(step < 0 for step in at.constant(4) or ()):
         return [-1] * (at.length or 1)
     dims = at.before
@@ -129,6 +130,7 @@ def _ends(at: ParameterInput) -> Value:
 
 
 def _pads(at: ParameterInput) -> Value:
+    """The pads of a Pad: as many as the declared shapes differ by, half of them before and half after."""
     before, after, axes = at.before, at.after, at.axes(3)
     if before is None or after is None:
         return None
@@ -137,6 +139,7 @@ def _pads(at: ParameterInput) -> Value:
 
 
 def _shape(at: ParameterInput) -> Value:
+    """The shape of a Reshape: the declared one, or all numbers along the first axis."""
     before, after = at.before, at.after
     if after is not None and (before is None or prod(before) == prod(after)):
         return after
@@ -264,10 +267,13 @@ _INDICES = ("Gather", "GatherElements", "OneHot")
 _MASK_FACTOR = 1e3
 """An input that is multiplied by at least this factor is taken as a mask that is added to attention scores."""
 MOST_NODES_TO_INPUT = 16
+"""Number of nodes up to which the use of an input is followed."""
+_FLOAT, _BOOL = 1, 9
+"""Numbers of ONNX's types; importing onnx for them takes long."""
 
 
 @dataclass(frozen=True)
-class Draw:
+class Distribution:
     """The distribution of the random values of an input.
 
     Attributes:
@@ -331,6 +337,10 @@ class Draw:
         return np.asarray(generator.integers(0, below, shape) if below > 1 else np.ones(shape)).astype(dtype)
 
 
+RankedDistribution = tuple[int, Distribution]
+"""What a node expects of an input, and how specific that is; 0 is most specific."""
+
+
 def _indices(count: int, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
     """Random indices into a table: the last and the first one, then as many others as fit."""
     order = [count - 1, 0, *generator.permutation(np.arange(1, max(count - 1, 1)))]
@@ -353,7 +363,7 @@ def _normal(shape: tuple[int, ...], generator: np.random.Generator) -> Array:
 
 
 def _uniform(shape: tuple[int, ...], generator: np.random.Generator) -> Array:
-    """The same squashed to values from 0 to 1."""
+    """The values of `_normal`, squashed to between 0 and 1."""
     return np.asarray(0.5 + 0.5 * np.tanh(_normal(shape, generator)))
 
 
@@ -381,7 +391,9 @@ class _AffineValue:
         return np.asarray(whole.transpose(np.argsort(self.axes)))
 
 
-def draws(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Draw]:
+def input_distributions(
+    model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Distribution]:
     """Return the distribution of each input of a graph.
 
     Args:
@@ -391,7 +403,9 @@ def draws(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({})
     reader = _InputReader(model)
     stored = {weight.name for weight in model.graph.initializer}
     return {
-        value.name: Draw(value=partial(_fixed_value, held[value.name])) if value.name in held else reader.draw(value)
+        value.name: Distribution(value=partial(_fixed_value, held[value.name]))
+        if value.name in held
+        else reader.distribution(value)
         for value in model.graph.input
         if value.name not in stored
     }
@@ -408,6 +422,8 @@ def named_dims_of(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
 
 
 class _InputReader:
+    """Derives the distribution of each input of a graph from the nodes that read it."""
+
     def __init__(self, model: onnx.ModelProto) -> None:
         from onnx import numpy_helper
 
@@ -423,22 +439,22 @@ class _InputReader:
         self.dims: dict[str, Dims] = {name: list(tensor.dims) for name, tensor in self.stored.items()}
         self.dims |= {value.name: named_dims_of(value) for value in declared}
 
-    def draw(self, value: onnx.ValueInfoProto) -> Draw:
+    def distribution(self, value: onnx.ValueInfoProto) -> Distribution:
         """Return the most specific distribution that a reader of the input expects; for indices the smallest bound."""
         for node, place in self.uses.get(value.name, []):
             if (node.op_type, place) in RULES and node.domain in DEFAULT_DOMAIN:
-                return Draw(value=partial(self._parameter, node, place, value.name))
+                return Distribution(value=partial(self._parameter, node, place, value.name))
         if words := tuple(dict.fromkeys(self._known_strings(value.name))):
-            return Draw(words=words)
+            return Distribution(words=words)
         rank = len(value.type.tensor_type.shape.dim)
         start = _AffineValue(np.ones(()), np.zeros(()), tuple(range(rank)))
         expectations = list(self._expectations(value.name, start, MOST_NODES_TO_INPUT))
         tables = [expectation.index for _, expectation in expectations if expectation.index is not None]
         if tables:
-            return Draw(index=min(tables))
-        if "mask" in value.name.lower() and value.type.tensor_type.elem_type != 1:
-            return Draw(mask=True)
-        return min(expectations, key=lambda expectation: expectation[0])[1] if expectations else Draw()
+            return Distribution(index=min(tables))
+        if "mask" in value.name.lower() and value.type.tensor_type.elem_type != _FLOAT:
+            return Distribution(mask=True)
+        return min(expectations, key=lambda expectation: expectation[0])[1] if expectations else Distribution()
 
     def _parameter(
         self, node: Any, place: int, name: str, sizes: Mapping[str, int], shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -455,8 +471,8 @@ class _InputReader:
                 for tensor in [entry.t] if entry.HasField("t") and entry.t.string_data else []:
                     yield from (text.decode() for text in tensor.string_data)
 
-    def _expectations(self, name: str, seen: _AffineValue, depth: int) -> Iterator[tuple[int, Draw]]:
-        """Yield (rank, distribution) for each use of the value, up to ``depth`` nodes away; rank 0 is most specific."""
+    def _expectations(self, name: str, seen: _AffineValue, depth: int) -> Iterator[RankedDistribution]:
+        """Yield what each use of the value expects, up to ``depth`` nodes away."""
         for node, place in self.uses.get(name, []) if depth else []:
             found = self._node_expectation(node, place, seen)
             if found is None:
@@ -469,19 +485,16 @@ class _InputReader:
                         yield expectation
                     yield from self._expectations(output, found, depth - 1)
 
-    def _node_expectation(self, node: Any, place: int, seen: _AffineValue) -> tuple[int, Draw] | _AffineValue | None:
-        """Return what a node expects of its input, as (rank, distribution), or its output as a function of the input.
-
-        None if neither is known.
-        """
+    def _node_expectation(self, node: Any, place: int, seen: _AffineValue) -> RankedDistribution | _AffineValue | None:
+        """Return what a node expects of its input, or its output as a function of it; None if neither is known."""
         kind = node.op_type
         if kind in _INDICES and place == (0 if kind == "OneHot" else 1):
             return self._index(node, seen)
         if kind in _LOGIC:
-            return 1, Draw(mask=True)
+            return 1, Distribution(mask=True)
         if kind == "Cast":
             to = next(entry.i for entry in node.attribute if entry.name == "to")
-            return (1, Draw(mask=True)) if to == 9 else seen
+            return (1, Distribution(mask=True)) if to == _BOOL else seen
         if kind in ("Identity", "Dropout") or (kind in _VIEWS and place == 0):
             return seen if kind in ("Identity", "Dropout") else _AffineValue(seen.scale, seen.shift, None)
         if kind == "Transpose":
@@ -498,7 +511,8 @@ class _InputReader:
         stored = self.stored.get(name)
         return None if stored is None or stored.external_data else np.asarray(self.to_array(stored))
 
-    def _index(self, node: Any, seen: _AffineValue) -> tuple[int, Draw] | None:
+    def _index(self, node: Any, seen: _AffineValue) -> RankedDistribution | None:
+        """Indices over a table of known length, before they are scaled and shifted by one number each."""
         if node.op_type == "OneHot":
             depth = self._constant(node.input[1])
             count = None if depth is None else int(depth.reshape(-1)[0])
@@ -509,9 +523,10 @@ class _InputReader:
             count = shape[axis] if shape else None
         if not count or seen.scale.ndim or seen.shift.ndim or seen.scale <= 0:
             return None
-        return 0, Draw(index=max(1, int((count - 1 - seen.shift) // seen.scale) + 1))
+        return 0, Distribution(index=max(1, int((count - 1 - seen.shift) // seen.scale) + 1))
 
-    def _scaled(self, node: Any, place: int, seen: _AffineValue) -> tuple[int, Draw] | _AffineValue | None:
+    def _scaled(self, node: Any, place: int, seen: _AffineValue) -> RankedDistribution | _AffineValue | None:
+        """The result of an operation with a constant as a function of the input; a mask for a very large factor."""
         numbers = self._constant(node.input[1 - place])
         if numbers is None:
             return self._default_distribution(seen)
@@ -519,7 +534,7 @@ class _InputReader:
         if other is None:
             return _AffineValue(seen.scale, seen.shift, None)
         if node.op_type == "Mul" and np.abs(other).min() >= _MASK_FACTOR:
-            return 1, Draw(mask=True)
+            return 1, Distribution(mask=True)
         if node.op_type == "Div" and place:
             return None
         if node.op_type == "Div":
@@ -532,7 +547,8 @@ class _InputReader:
             )  # fmt: skip
         return _AffineValue(seen.scale, seen.shift + other, seen.axes)
 
-    def _range(self, node: Any, place: int, seen: _AffineValue) -> tuple[int, Draw] | None:
+    def _range(self, node: Any, place: int, seen: _AffineValue) -> RankedDistribution | None:
+        """The values in the domain of a node, or those that a BatchNormalization makes standard normal."""
         if node.op_type == "Clip" and place == 0:
             ends = [self._constant(name) if name else None for name in node.input[1:3]]
             if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
@@ -550,22 +566,22 @@ class _InputReader:
                 return self._normal(seen, mean.reshape(column), np.sqrt(variance).reshape(column), 3)
         return self._default_distribution(seen)
 
-    def _default_distribution(self, seen: _AffineValue) -> tuple[int, Draw] | None:
+    def _default_distribution(self, seen: _AffineValue) -> RankedDistribution | None:
         """The distribution for which the value, after scale and shift, is standard normal, or 0 to 1 if only scaled."""
         if seen.shift.any():
             return self._normal(seen, np.zeros(()), np.ones(()), 4)
         if not seen.scale.ndim and 0 < seen.scale < 0.5:
             return 5, self._uniform_between(seen, 0.0, 1.0)
-        return 6, Draw()
+        return 6, Distribution()
 
-    def _normal(self, seen: _AffineValue, mean: Array, deviation: Array, rank: int) -> tuple[int, Draw] | None:
+    def _normal(self, seen: _AffineValue, mean: Array, deviation: Array, rank: int) -> RankedDistribution | None:
         a, b = seen.transposed(mean), seen.transposed(deviation)
         if a is None or b is None or not np.all(seen.scale):
             return None
-        return rank, Draw(mean=(a - seen.shift) / seen.scale, deviation=b / np.abs(seen.scale))
+        return rank, Distribution(mean=(a - seen.shift) / seen.scale, deviation=b / np.abs(seen.scale))
 
-    def _uniform_between(self, seen: _AffineValue, low: float, high: float) -> Draw:
+    def _uniform_between(self, seen: _AffineValue, low: float, high: float) -> Distribution:
         """The uniform input distribution for which the value lies between ``low`` and ``high``."""
         scale = np.where(seen.scale == 0, 1, seen.scale)
         ends = (low - seen.shift) / scale, (high - seen.shift) / scale
-        return Draw(range=(np.minimum(*ends), np.maximum(*ends)))
+        return Distribution(range=(np.minimum(*ends), np.maximum(*ends)))

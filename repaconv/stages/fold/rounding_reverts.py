@@ -68,6 +68,28 @@ def compared_with_reverts(
     links = _compared(source, fold, given, unverified=unverified)
     if _passes(links):
         return fold, links
+    found = _with_values_kept(source, fold, given, _small(fold, given, before), again)
+    if found is None:
+        kept = _without_harmful_rewrites(source, fold, given, refold)
+        return kept, _compared(source, kept, given, unverified=unverified)
+    kept = again(reverts=found[0].reverts)  # measured now: it may be slower than the original
+    if kept.reverts == found[0].reverts:
+        return found
+    return kept, _compared(source, kept, given, unverified=unverified)
+
+
+def _with_values_kept(
+    source: Path, fold: Kept, given: Evaluated, small: Sequence[str], again: Again
+) -> tuple[Kept, tuple[Link, ...]] | None:
+    """The fold that keeps small values, and its comparison; None if it fails, whatever is kept.
+
+    Args:
+        source: The graph's file, for messages.
+        fold: The fold that rounds worse than the original.
+        given: The original graph.
+        small: Names of values that may be kept, the smallest first.
+        again: See `Again`.
+    """
 
     def keeping(values: Sequence[str]) -> tuple[Kept, tuple[Link, ...]] | None:
         """The fold that keeps these values and its comparison; None if that fails, or if no change remains."""
@@ -78,7 +100,7 @@ def compared_with_reverts(
                 return less, links
         return None
 
-    for values in _doubling_prefixes(_small(fold, given, before)):
+    for values in _doubling_prefixes(small):
         found = keeping(values)
         if found is None:
             continue
@@ -86,10 +108,12 @@ def compared_with_reverts(
             fewer = [one for one in values if one != value]
             less = keeping(fewer) if fewer else None
             values, found = (fewer, less) if less is not None else (values, found)
-        kept = again(reverts=found[0].reverts)  # measured now: it may be slower than the original
-        if kept.reverts == found[0].reverts:
-            return found
-        return kept, _compared(source, kept, given, unverified=unverified)
+        return found
+    return None
+
+
+def _without_harmful_rewrites(source: Path, fold: Kept, given: Evaluated, refold: Refold) -> Kept:
+    """The fold without the rewrites by which it rounds worse, or cannot be compared; see `revert_harmful`."""
 
     def evaluate(one: Kept) -> FoldEvaluation:
         links = _compared(source, one, given, unverified=True)
@@ -98,13 +122,11 @@ def compared_with_reverts(
         failed = [link.figures.error or 0.0 for link in links if link.verdict == "failed"]
         return FoldEvaluation((max(failed, default=0.0), -len(one.changes)), ROUNDS_WORSE_REASON if failed else "")
 
-    if all(
-        change.rewrite != AFFINE.name for change in fold.changes
-    ):  # it also moves constants without reporting a change
+    if all(change.rewrite != AFFINE.name for change in fold.changes):
+        # `revert_harmful` tries the rewrites that report changes, and this one also moves constants without reporting
         other = refold_without(fold, AFFINE.name, refold, ROUNDS_WORSE_REASON)
         fold = other if other.changes and not evaluate(other).why else fold
-    kept = revert_harmful(fold, given, refold, evaluate)
-    return kept, _compared(source, kept, given, unverified=unverified)
+    return revert_harmful(fold, given, refold, evaluate)
 
 
 def forced_fields(fold: Kept, links: Sequence[Link], options: Sequence[str]) -> dict[str, Any]:

@@ -30,10 +30,11 @@ from repaconv.core.files import canonical_json
 from repaconv.graph import float64_rewriting, models_in_onnx_ir
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.sources.graph_fold import Folded, folded
-from repaconv.verification.comparison import largest, largest_along_least_axis
+from repaconv.verification.comparison import largest_along_least_axis
 from repaconv.verification.float64_graphs import Float64, widened
 from repaconv.verification.folded_graph_verification import verification_links
 from repaconv.verification.graph_with_cached_outputs import Evaluated
+from repaconv.verification.output_metrics import magnitudes
 from repaconv.verification.rounding import JITTER, ROUNDING_SAMPLES, Jittered, apart
 
 KINDS = ("well conditioned", "difference of large numbers", "probabilities near zero", "almost equal values")
@@ -155,7 +156,7 @@ def ratios(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
         (truth,), (own,), (its,), (anew,) = (
             list(one.values()) for one in (given.truth(each), given.run(each), folded.run(each), exact.run(each))
         )
-        size = largest(truth)
+        size = magnitudes(truth)
         near = np.maximum(largest_along_least_axis(size, size)[0], 1e-300)
         moved = np.max([apart(next(iter(other.run(each).values())).astype(float), own) for other in others], axis=0)
         rounding, jitter = (largest_along_least_axis(size, error)[1] for error in (apart(own, truth), moved))

@@ -23,13 +23,19 @@ from repaconv.verification.comparison import overall_link as outputs_joined
 from repaconv.verification.image_files import prepared, read_image
 from repaconv.verification.input_batches import image_inputs, npz_inputs, random_inputs
 from repaconv.verification.model_runners import FixedBatch, ImageSession, TorchRunner
-from repaconv.verification.output_metrics import Counts, Meter, mcnemar, measure
+from repaconv.verification.output_metrics import CorrectCounts, Meter, mcnemar
 from repaconv.verification.tolerances import EXACT, LOSSY, depth_reason, exact_rtols, tolerance
 
 PLAIN = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), image_size=(8, 8), source="test")
 
 
 # --- metrics ------------------------------------------------------------------------------------------
+
+
+def measure(candidate, reference, *, logits):
+    meter = Meter(Tolerance(kind="exact"), logits=logits)
+    meter.add(candidate, reference)
+    return meter.metrics()
 
 
 def test_metrics_by_hand():
@@ -286,7 +292,7 @@ def test_a_merge_knows_by_how_little_it_was_decided():
 
 
 def test_accuracy_pairs_the_images():
-    counts = Counts()
+    counts = CorrectCounts()
     reference = np.array([1, 1, 1, 1, 0, 0, 1, 0], dtype=bool)
     candidate = np.array([1, 1, 0, 0, 0, 1, 1, 1], dtype=bool)
     labelled = np.array([1, 1, 1, 1, 1, 1, 1, 0], dtype=bool)
@@ -295,7 +301,7 @@ def test_accuracy_pairs_the_images():
     assert (found.images, found.only_reference, found.only_candidate) == (7, 2, 1)
     assert found.difference == pytest.approx(-1 / 7)
     assert found.low < found.difference < found.high
-    assert Counts().accuracy() is None
+    assert CorrectCounts().accuracy() is None
     assert mcnemar(1, 9) == pytest.approx(2 * 11 / 1024)  # the exact binomial test by hand
     assert mcnemar(0, 0) == mcnemar(5, 5) == 1.0
 
@@ -305,7 +311,7 @@ def test_the_interval_of_the_difference_holds_its_level():
     inside = 0
     for _ in range(1000):
         cells = random.choice(4, 150, p=[0.8, 0.04, 0.02, 0.14])  # both, reference alone, candidate alone, neither
-        counts = Counts()
+        counts = CorrectCounts()
         counts.add(np.isin(cells, [0, 2]), np.isin(cells, [0, 1]), np.ones(150, dtype=bool))
         found = counts.accuracy()
         inside += found.low <= -0.02 <= found.high

@@ -35,7 +35,7 @@ from repaconv.torch_fold.float64_module_calls import (
     with_random_inputs,
 )
 from repaconv.verification.comparison import Comparison
-from repaconv.verification.output_metrics import largest, without_equal_infinities
+from repaconv.verification.output_metrics import magnitudes, without_equal_infinities
 from repaconv.verification.rounding import ALGEBRA_RTOL, JITTERS, MOVED_INPUTS, Movement, Rounding, movement
 from repaconv.verification.tolerances import FLOAT64, LEAST_OUTPUT_CHANGE, exact_rtols
 
@@ -485,7 +485,7 @@ def _moves(first: Tensor, second: Tensor | None) -> bool:
     rows = min(len(first), len(second)) if first.ndim else None
     numbers = ((each if rows is None else each[:rows]).numpy() for each in (first, second))
     a, b = without_equal_infinities(*numbers)
-    return bool(a.size) and float(abs(a - b).max()) > LEAST_OUTPUT_CHANGE * FLOAT64 * float(largest(b).max())
+    return bool(a.size) and float(abs(a - b).max()) > LEAST_OUTPUT_CHANGE * FLOAT64 * float(magnitudes(b).max())
 
 
 def _inputs_differ(first: Call, second: Call) -> bool:

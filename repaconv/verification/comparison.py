@@ -31,7 +31,7 @@ from repaconv.core.errors import Refused, first_line
 from repaconv.engines.contract import Feeds
 from repaconv.results import Accuracy, Figures, Link, Metrics, Reason, Tolerance, outputs_text
 from repaconv.results.link_reasons import verdict_for
-from repaconv.verification.output_metrics import MASK_NUMBER, Meter, largest, without_equal_infinities
+from repaconv.verification.output_metrics import MASK_NUMBER, Meter, magnitudes, without_equal_infinities
 from repaconv.verification.rounding import MOST_EXPLAINED, SATURATED, Kind, Rounding, apart
 from repaconv.verification.tolerances import (
     EXPLAINED,
@@ -129,7 +129,7 @@ class PerImage:
     def add(self, a: Array, b: Array, name: str, shape: tuple[int, ...], rounding: Rounding | None) -> Array:
         """Return how far rounding moves each image [N] of a batch [N, K]; 0 if all images are within the tolerance."""
         with np.errstate(invalid="ignore", over="ignore"):
-            error, scale = np.abs(a - b).max(1, initial=0.0), largest(b).max(1, initial=0.0)
+            error, scale = np.abs(a - b).max(1, initial=0.0), magnitudes(b).max(1, initial=0.0)
             within = (error <= (self.tolerance.rtol or 0.0) * scale) | (error <= (self.tolerance.atol or 0.0))
         if rounding is None or self.tolerance.kind == "lossy" or within.all():
             return np.zeros(len(b))
@@ -171,7 +171,7 @@ class PerNeighborhood:
         """
         rounding = call.rounding
         a, b = found.astype(np.float64), right.astype(np.float64)
-        error, size = apart(a, b), largest(b)
+        error, size = apart(a, b), magnitudes(b)
         scale = neighborhood(b) if call.channels is None else call.channels.scale(call.output, size)
         relative, least = self.tolerance.rtol or 0.0, self.tolerance.atol or 0.0
         allowed = np.maximum(relative * scale, _absolute(relative, least, float(size.max(initial=0.0))))
@@ -213,7 +213,7 @@ class ChannelSizes:
         for outputs in probes:
             for name, value in outputs.items():
                 numbers = _numbers(value)
-                if numbers is not None and numbers.size and (most := (size := largest(numbers)).max()) > 0:
+                if numbers is not None and numbers.size and (most := (size := magnitudes(numbers)).max()) > 0:
                     for axis in range(1, size.ndim):
                         key = name, size.ndim, axis, size.shape[axis]
                         there = _along(size, axis)
@@ -306,7 +306,7 @@ def _absolute(relative: float, least: float, most: float) -> float:
 
 def neighborhood(b: Array) -> Array:
     """Return the largest number next to each number, along the axis where that is smallest."""
-    size = largest(b)
+    size = magnitudes(b)
     return np.broadcast_to(largest_along_least_axis(size, size)[0], size.shape)
 
 

@@ -20,7 +20,7 @@ from repaconv.graph.onnx_files import constants_of
 from repaconv.graph.operator_facts import EPSILON
 from repaconv.verification.comparison import largest_along_least_axis
 from repaconv.verification.model_runners import load_onnx, with_outputs
-from repaconv.verification.output_metrics import largest
+from repaconv.verification.output_metrics import magnitudes
 
 if TYPE_CHECKING:
     import onnx
@@ -75,7 +75,7 @@ def _terms(node: onnx.NodeProto, values: dict[str, Array]) -> dict[str, Array]:
 def _times_larger(terms: dict[str, Array]) -> dict[str, float]:
     """How many times as large as each the largest of all is, by the numbers next to each other, at most."""
     shape = np.broadcast_shapes(*(term.shape for term in terms.values()))
-    sizes = {name: np.broadcast_to(largest(term), shape) for name, term in terms.items()}
+    sizes = {name: np.broadcast_to(magnitudes(term), shape) for name, term in terms.items()}
     most = np.max([*sizes.values()], 0)
     found = {}
     for name, size in sizes.items():

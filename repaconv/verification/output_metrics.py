@@ -19,24 +19,25 @@ from repaconv.verification.tolerances import DECIDING_COSINE, norm_error
 # --- Compare the accuracy of reference and candidate on the same labeled images.
 
 Z95 = 1.959964
+"""The 97.5% quantile of the standard normal distribution."""
 
 
-class Counts:
-    """The four cells of the paired table."""
+class CorrectCounts:
+    """CorrectCounts the labeled images that both networks, one of them or neither classify correctly."""
 
     def __init__(self) -> None:
         self.both = self.only_reference = self.only_candidate = self.neither = 0
 
-    def add(self, candidate: NDArray[np.bool_], reference: NDArray[np.bool_], labelled: NDArray[np.bool_]) -> None:
-        """Which images [N] each end gets right; those without a label do not count."""
-        a, b = candidate[labelled], reference[labelled]
+    def add(self, candidate: NDArray[np.bool_], reference: NDArray[np.bool_], labeled: NDArray[np.bool_]) -> None:
+        """Add the masks [N] of the images that each network classifies correctly; only labeled images count."""
+        a, b = candidate[labeled], reference[labeled]
         self.both += int((a & b).sum())
         self.only_reference += int((~a & b).sum())
         self.only_candidate += int((a & ~b).sum())
         self.neither += int((~a & ~b).sum())
 
     def accuracy(self) -> Accuracy | None:
-        """The comparison; None without labelled images.
+        """Return the comparison; None without labeled images.
 
         The interval is Wald's with half an image added to each cell (Agresti and Min, Statistics in Medicine 24,
         2005), which holds its level for the few discordant pairs that a good conversion leaves.
@@ -46,7 +47,7 @@ class Counts:
         if not n:
             return None
         b_, c_, n_ = b + 0.5, c + 0.5, n + 2
-        centre, spread = (b_ - c_) / n_, Z95 * sqrt(b_ + c_ - (b_ - c_) ** 2 / n_) / n_
+        center, spread = (b_ - c_) / n_, Z95 * sqrt(b_ + c_ - (b_ - c_) ** 2 / n_) / n_
         return Accuracy(
             images=n,
             reference=(self.both + c) / n,
@@ -54,8 +55,8 @@ class Counts:
             only_reference=c,
             only_candidate=b,
             difference=(b - c) / n,
-            low=max(-1.0, centre - spread),
-            high=min(1.0, centre + spread),
+            low=max(-1.0, center - spread),
+            high=min(1.0, center + spread),
             p_value=mcnemar(b, c),
         )
 
@@ -74,11 +75,12 @@ def mcnemar(b: int, c: int) -> float:
 
 Array = NDArray[np.floating]
 MOST_EXAMPLES = 10
+"""Maximum number of changed top-1 predictions in the metrics."""
 NO_ANGLE = np.inf
 """The cosine of an image whose output is one number, or the lead of one class: it has a sign, no direction."""
-# Of few outputs all may be near zero by chance, where rounding is as large as ever: an image's scale is no smaller than
-# a quarter of the usual one, and, so that a quiet image next to loud ones is not excused, than that allows of its own.
-QUIET, REACH = 0.25, 1e4
+LEAST_SHARE, MOST_RAISED = 0.25, 1e4
+"""The scale of an image is at least this share of the median image's, since few outputs may all be near zero by chance,
+where rounding is no smaller. It is at most so many times its own size: large images excuse no error in tiny ones."""
 MASK_NUMBER = np.finfo(np.float32).max
 """The number that masks write if they do not write infinity: `torch.finfo(x.dtype).min`. It is ignored in scales."""
 
@@ -94,7 +96,7 @@ class Meter:
 
     def __init__(self, tolerance: Tolerance, *, logits: bool) -> None:
         self.tolerance, self.logits = tolerance, logits
-        self.counts = Counts()
+        self.counts = CorrectCounts()
         self.seen = self.undecided = self._numbers = 0
         self._sum = self._kl = 0.0
         self._columns: dict[str, list[Array]] = {}
@@ -126,10 +128,10 @@ class Meter:
             raise ValueError(f"cannot compare outputs of shape {candidate.shape} and {reference.shape}")
         given = [output.astype(np.float64).reshape(len(output), -1) for output in (candidate, reference)]
         a, b = without_equal_infinities(*given)
-        found = _rows(a, b, self._first.setdefault(reference.shape[1:], b[0]), logits=self.logits)
+        found = _error_columns(a, b, self._first.setdefault(reference.shape[1:], b[0]), logits=self.logits)
         logits = _masked(*given)
         if self.logits and b.shape[1] > 1:
-            found |= _class_rows(*logits)
+            found |= _class_columns(*logits)
         found["image"] = self.seen + np.arange(float(len(b)))
         found["moved"] = np.zeros(len(b)) if moved is None else moved
         self.seen += len(b)
@@ -233,24 +235,32 @@ class Meter:
         }
 
 
-def _rows(a: Array, b: Array, first: Array, *, logits: bool) -> dict[str, Array]:
-    """Return the measured values [N] of outputs [N, K], by name; ``first`` is the reference's first output [K]."""
+def _error_columns(a: Array, b: Array, first: Array, *, logits: bool) -> dict[str, Array]:
+    """Return the measured values [N] of outputs [N, K], by name; ``first`` is the reference's first output [K].
+
+    ``error`` is the largest difference and ``off`` its norm, ``scale`` the largest number of the reference and ``norm``
+    its norm, ``apart`` the largest difference between this and the first output of the reference.
+    """
     classes = logits and b.shape[1] > 1
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         turned_a, turned_b = (each - each.mean(1, keepdims=True) if classes else each for each in (a, b))
         found: dict[str, Array] = {
             "error": np.abs(a - b).max(1, initial=0.0),
-            "scale": largest(b).max(1, initial=0.0),
+            "scale": magnitudes(b).max(1, initial=0.0),
             "off": np.linalg.norm(a - b, axis=1),
-            "norm": np.linalg.norm(largest(b), axis=1),
+            "norm": np.linalg.norm(magnitudes(b), axis=1),
             "cosine": _cosines(turned_a, turned_b, directions=b.shape[1] - classes),
             "apart": np.abs(b - first).max(1, initial=0.0),
         }
     return found
 
 
-def _class_rows(a: Array, b: Array) -> dict[str, Array]:
-    """Return the measured values [N] of the top-1 predictions of logits [N, K], by name."""
+def _class_columns(a: Array, b: Array) -> dict[str, Array]:
+    """Return the measured values [N] of the top-1 predictions of logits [N, K], by name.
+
+    ``kl`` is the divergence of the candidate from the reference, ``lead`` the reference's margin between its first and
+    second class, ``lost`` its margin between its own first class and the candidate's, NaN if they are the same.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         log_a, log_b = _log_softmax(a), _log_softmax(b)
         likely = np.exp(log_b)
@@ -285,8 +295,8 @@ def _nan_in_both(candidate: Array, reference: Array) -> NDArray[np.bool_]:
     return both
 
 
-def largest(b: NDArray[Any]) -> NDArray[Any]:
-    """Return the size of every number; 0 for NaN, infinity and numbers that a mask writes."""
+def magnitudes(b: NDArray[Any]) -> NDArray[Any]:
+    """Return the absolute value of every number, float64; 0 for NaN, infinity and numbers that a mask writes."""
     size = np.abs(b, dtype=np.float64)
     return np.where(size < MASK_NUMBER, size, 0.0)
 
@@ -301,22 +311,11 @@ def _cosines(a: Array, b: Array, directions: int) -> Array:
 
 
 def _floored(sizes: Array) -> Array:
-    """Return the scales of images [N] from the sizes of their outputs; see `QUIET`."""
+    """Return the scales of images [N] from the sizes of their outputs; see `LEAST_SHARE`."""
     there = sizes > 0
-    usual = QUIET * float(np.median(sizes[there])) if there.any() else 1.0
-    floored: Array = np.where(there, np.clip(usual, sizes, REACH * sizes), usual)
+    usual = LEAST_SHARE * float(np.median(sizes[there])) if there.any() else 1.0
+    floored: Array = np.where(there, np.clip(usual, sizes, MOST_RAISED * sizes), usual)
     return floored
-
-
-def measure(candidate: Array, reference: Array, *, logits: bool) -> Metrics:
-    """Compare two outputs [N, ...] at once.
-
-    Raises:
-        ValueError: If the shapes differ or there is no image.
-    """
-    meter = Meter(Tolerance(kind="exact"), logits=logits)
-    meter.add(candidate, reference)
-    return meter.metrics()
 
 
 def _log_softmax(x: Array) -> Array:

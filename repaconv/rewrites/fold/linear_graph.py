@@ -89,16 +89,14 @@ class Vertex:
         source.outputs[self], self.changed = None, True
 
 
-def is_plain(vertex: Vertex, outer: Map, trivial: bool) -> bool:
-    """Whether removing a vertex only renames or reorders channels, so that its reader stays as it is.
+def is_plain(vertex: Vertex, outer: Map) -> bool:
+    """Whether removing a vertex only renames or reorders channels, so that its reader need not be written again.
 
     Args:
         vertex: The vertex to remove.
         outer: The edge by which a reader reads it.
-        trivial: Whether ``outer`` is the identity.
     """
-    moves = (outer, *vertex.inputs.values())  # if all only reorder channels, nothing is gained
-    if trivial or all(map(_has_no_factors, moves)):
+    if (isinstance(outer, Pick) and outer.is_identity) or all(map(_has_no_factors, (outer, *vertex.inputs.values()))):
         return True
     inner = next(iter(vertex.inputs.values()))
     if len(vertex.inputs) > 1 or not isinstance(inner, Pick) or vertex.shift is not None:
@@ -120,10 +118,10 @@ def gain_of(vertex: Vertex) -> int | None:
         return None  # every reader would need its own copy of the shared matrix
     if vertex.of_norm and _is_alone(vertex) and any(_is_bare(user, vertex) for user in vertex.outputs):
         return None  # the reader would need a separate shift, which costs nothing inside the norm
-    before = _cost(vertex, vertex.inputs, vertex.shift is not None)
+    saved = _cost(vertex, vertex.inputs, vertex.shift is not None)
     if len(vertex.outputs) > 1 and any(isinstance(edge, Dense) for edge in vertex.inputs.values()):
-        before -= 1  # at equal cost, one product that several vertices read is better than several products
-    saved, arranged = before, arrangement(vertex) if len(vertex.outputs) > 1 else None
+        saved -= 1  # at equal cost, one product that several vertices read is better than several products
+    arranged = arrangement(vertex) if len(vertex.outputs) > 1 else None
     for user in vertex.outputs:
         now: dict[Vertex, Costed] = {**user.inputs}
         shifted = user.shift is not None
@@ -239,6 +237,7 @@ def product_of(vertex: Vertex) -> int:
 
 
 def _cost(vertex: Vertex, edges: Mapping[Vertex, Costed], shifted: bool) -> int:
+    """Multiply-accumulates and additions per token of a vertex with these edges, and a constant if ``shifted``."""
     live = [edge for edge in edges.values() if not edge.is_zero]
     free = any(not isinstance(edge, Pick) for edge in live)  # a matrix product's bias costs nothing
     return sum(edge.cost for edge in live) + vertex.width * (max(len(live) - 1, 0) + int(shifted and not free))
@@ -328,7 +327,7 @@ class Removal:
     readers: dict[Vertex, Reader]
 
 
-def before(vertex: Vertex, gain: int) -> dict[Vertex, tuple[Map, Vector | None, bool]] | None:
+def readers_to_restore(vertex: Vertex, gain: int) -> dict[Vertex, tuple[Map, Vector | None, bool]] | None:
     """The state of a vertex's readers before it is removed; None if the removal need not be reverted later.
 
     Args:
@@ -344,16 +343,16 @@ def before(vertex: Vertex, gain: int) -> dict[Vertex, tuple[Map, Vector | None, 
     return {user: (user.inputs[vertex], user.shift, user.changed) for user in vertex.outputs}
 
 
-def removal(vertex: Vertex, kept: dict[Vertex, tuple[Map, Vector | None, bool]]) -> Removal:
+def removal(vertex: Vertex, readers: dict[Vertex, tuple[Map, Vector | None, bool]]) -> Removal:
     """The record of a removal that was made.
 
     Args:
         vertex: The removed vertex.
-        kept: What `before` returned for it.
+        readers: What `readers_to_restore` returned for it.
     """
     return Removal(
         vertex,
-        {u: Reader(*was, {s: u.inputs.get(s) for s in vertex.inputs}, u.shift) for u, was in kept.items()},
+        {u: Reader(*was, {s: u.inputs.get(s) for s in vertex.inputs}, u.shift) for u, was in readers.items()},
     )
 
 
@@ -486,17 +485,18 @@ class LinearGraph:
         vertex.absorbed = [*vertex.absorbed, operator_of(part)]
 
     def _remove_vertices(self) -> None:
+        """Remove the vertex that saves most, and so on, until no removal is without cost."""
         gains = {vertex: gain for vertex in self.vertices if (gain := gain_of(vertex)) is not None}
         while gains:
             vertex = max(gains, key=lambda v: gains[v])  # the first of equal gains
             gain = gains.pop(vertex)
             if gain < 0:
                 return
-            beside = (*vertex.inputs, *vertex.outputs)
-            near = dict.fromkeys((*beside, *(other for one in beside for other in (*one.outputs, *one.inputs))))
-            kept = before(vertex, gain)
+            adjacent = (*vertex.inputs, *vertex.outputs)
+            near = dict.fromkeys((*adjacent, *(other for one in adjacent for other in (*one.outputs, *one.inputs))))
+            readers = readers_to_restore(vertex, gain)
             self._remove(vertex)
-            self._removals += [removal(vertex, kept)] if kept is not None else []
+            self._removals += [removal(vertex, readers)] if readers is not None else []
             for one in (one for one in near if one in self.vertices):
                 if (now := gain_of(one)) is not None:
                     gains[one] = now
@@ -504,34 +504,34 @@ class LinearGraph:
                     gains.pop(one, None)
 
     def _remove(self, vertex: Vertex) -> None:
+        """Remove a vertex: every reader reads its sources instead, by composed maps, and adds its constant."""
         operator = operator_of(vertex)
         for user in tuple(vertex.outputs):
             outer = user.inputs.pop(vertex)
-            trivial = isinstance(outer, Pick) and outer.is_identity
-            kept = not user.changed and not vertex.changed and is_plain(vertex, outer, trivial)
-            nothing = next(iter(vertex.inputs)), outer
+            as_written = not user.changed and not vertex.changed and is_plain(vertex, outer)
+            zeros = next(iter(vertex.inputs)), outer  # an edge that keeps a source for the shape, if all cancel
             for source, inner in vertex.inputs.items():
                 new = composition(outer, inner)
                 if source in user.inputs:
-                    new, kept = map_sum(user.inputs[source], new), False
+                    new, as_written = map_sum(user.inputs[source], new), False
                 if new.rows.any():
                     user.inputs[source] = new
                     source.outputs[user] = None
                 else:
                     user.inputs.pop(source, None)
                     source.outputs.pop(user, None)
-                    kept, nothing = False, (source, new)
-            if not user.inputs:  # all edges cancelled: an edge of zeros keeps a source for the shape
-                user.inputs[nothing[0]] = nothing[1]
-                nothing[0].outputs[user] = None
+                    as_written, zeros = False, (source, new)
+            if not user.inputs:
+                user.inputs[zeros[0]] = zeros[1]
+                zeros[0].outputs[user] = None
             if vertex.shift is not None:
                 moved = product_with_vector(outer, vertex.shift)
-                kept = kept and user.shift is None
+                as_written = as_written and user.shift is None
                 had = user.shift is not None and bool(user.shift.any())
                 user.shift = moved if user.shift is None else user.shift + moved
                 if had and not user.shift.any():
                     user.shift = None  # the shifts cancel
-            if not kept:
+            if not as_written:
                 user.changed = True
             user.absorbed, user.shared = [*user.absorbed, *vertex.absorbed, operator], user.shared or vertex.shared
         self.forget(vertex)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.algebra.channel_maps import Dense, Map, Vector, diagonal, embedding, selection
+from repaconv.algebra.channel_maps import Dense, Map, Vector, diagonal, embedding, map_sum, selection
 from repaconv.graph.activation_patterns import is_activation
 from repaconv.graph.channel_axes import IMAGE, LAST, channel_axis, per_channel, scale_and_shift
 from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
@@ -49,9 +49,9 @@ def linear_graph(model: ir.Model, axis: int, excluded: Collection[ir.Node] = ())
             continue
         for value in node.outputs:
             width = _width(value, axis)
-            edges = _edges(node, value, axis) if width is not None else None
             if width is None:
                 continue
+            edges = _edges(node, value, axis)
             if edges is not None and all(_width(source, axis) is not None for source, _ in edges[0]):
                 inputs = _summed([(vertex(s), edge) for s, edge in edges[0]])
                 if not inputs:
@@ -78,8 +78,7 @@ def _is_shared(node: ir.Node) -> bool:
 
 
 def _summed(edges: list[tuple[Vertex, Map]]) -> dict[Vertex, Map]:
-    from repaconv.algebra.channel_maps import map_sum
-
+    """The edges with one map per source; sources whose maps cancel are left out."""
     found: dict[Vertex, Map] = {}
     for source, edge in edges:
         found[source] = map_sum(found[source], edge) if source in found else edge
@@ -87,6 +86,7 @@ def _summed(edges: list[tuple[Vertex, Map]]) -> dict[Vertex, Map]:
 
 
 def _width(value: ir.Value, axis: int) -> int | None:
+    """The number of channels of a computed floating-point value; None if it has none, or if it is dynamic."""
     place = channel_axis(value, axis)
     shape = sizes(value)
     if place is None or shape is None or value.dtype is None or not value.dtype.is_floating_point():
@@ -98,6 +98,9 @@ def _width(value: ir.Value, axis: int) -> int | None:
 def _edges(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     rule = _RULES.get(node.op_type) if node.domain == "" else None
     return rule(node, value, axis) if rule else None
+
+
+# Each rule gives the edges of one operator's output along the axis of channels, or None if the node is not linear.
 
 
 def _same(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:

@@ -56,24 +56,17 @@ def _sources(vertex: Vertex) -> list[Vertex]:
 def _emit(
     model: ir.Model, vertex: Vertex, written: dict[Vertex, ir.Value], axis: int, rewrite: str
 ) -> Iterator[Change]:
-    import onnx_ir as ir
-
+    """Write one vertex whose sources are written, and add its value to ``written``."""
     place = _place(vertex)
-    write = Writer(model, place)
     if vertex.through is not None:
-        node, behind = vertex.through
-        source = written[behind]
-        new = ir.node(node.op_type, [source], dict(node.attributes), domain=node.domain)
-        new.outputs[0].name = f"{node.outputs[0].name}.narrow"
-        new.name = f"{node.name}.narrow" if node.name else new.outputs[0].name  # not every graph names its nodes
-        set_shape(new.outputs[0], sizes(source), source)
-        model.graph.insert_before(place, new)
-        written[vertex] = new.outputs[0]
+        node, source = vertex.through
+        written[vertex] = _narrow_activation(model, node, written[source])
         return
     if axis == LAST and vertex.value is not None and _is_row_of_slices(vertex):
         written[vertex] = vertex.value
         return
     shape = _shape(vertex, written, axis)
+    write = Writer(model, place)
     write.dtype = next((written[s].dtype for s in vertex.inputs), write.dtype)
     emitter = _Emitter(write, axis, shape)
     value = emitter.total([(written[source], edge) for source, edge in vertex.inputs.items()], vertex.shift)
@@ -88,6 +81,18 @@ def _emit(
             place=place.name or "",
             description=f"{description or 'changed inputs'} -> {emitter.description}",
         )
+
+
+def _narrow_activation(model: ir.Model, node: ir.Node, source: ir.Value) -> ir.Value:
+    """Write an activation again, of a value with fewer channels; not every graph names its nodes."""
+    import onnx_ir as ir
+
+    new = ir.node(node.op_type, [source], dict(node.attributes), domain=node.domain)
+    new.outputs[0].name = f"{node.outputs[0].name}.narrow"
+    new.name = f"{node.name}.narrow" if node.name else new.outputs[0].name
+    set_shape(new.outputs[0], sizes(source), source)
+    model.graph.insert_before(node, new)
+    return new.outputs[0]
 
 
 def _is_row_of_slices(vertex: Vertex) -> bool:
@@ -149,41 +154,45 @@ class _Emitter:
         live = [(value, edge) for value, edge in terms if edge.rows.any()]
         if not live:
             return self._only(terms[0][0], shift)
-        terms = live
-        dense = [(value, edge) for value, edge in terms if isinstance(edge, Dense)]
+        whole = self._as_concat(live, shift)
+        if whole is not None:
+            return whole
+        added, subtracted, shift = self._terms(live, shift)
+        if not added:
+            added = [self._node("Neg", subtracted.pop())]
+        found = added[0]
+        for other in added[1:]:
+            found = self._node("Add", found, other)
+        for other in subtracted:
+            found = self._node("Sub", found, other)
+        if shift is not None:
+            found = self._node("Add", found, self._vector(shift[:1] if _is_uniform(shift) else shift))
+        if len(added) == 1 and all(found is value for value, _ in live):
+            found = self._node("Identity", found)
+        return found
+
+    def _terms(
+        self, terms: list[tuple[ir.Value, Map]], shift: Vector | None
+    ) -> tuple[list[ir.Value], list[ir.Value], Vector | None]:
+        """Write the terms of a sum: the values to add, those to subtract, and the constant if no term includes it."""
         picks = [(value, edge) for value, edge in terms if isinstance(edge, Pick)]
-        beside = self._as_concat(terms, shift)
-        if beside is not None:
-            return beside
         joined = self._joined(picks)
-        parts = [] if joined is None else [joined]
-        left = shift
-        for value, matrix in dense:
-            parts.append(self._product(value, matrix, left))
-            left = None
-        negative: list[ir.Value] = []
+        added = [] if joined is None else [joined]
+        for value, edge in terms:
+            if isinstance(edge, Dense):
+                added.append(self._product(value, edge, shift))
+                shift = None
+        subtracted: list[ir.Value] = []
         for group in self._alike(picks) if joined is None else []:
-            first, sign, edge = group[0]
-            value = first
+            value, sign, edge = group[0]
             if len(group) == 1 and edge.is_free and sign < 0:
-                negative.append(value)
+                subtracted.append(value)
                 continue
             for other, other_sign, _ in group[1:]:
                 value = self._node("Add" if other_sign == sign else "Sub", value, other)
-            new, left = self._picked(value, edge, left)
-            parts.append(new)
-        if not parts:
-            parts = [self._node("Neg", negative.pop())]
-        found = parts[0]
-        for other in parts[1:]:
-            found = self._node("Add", found, other)
-        for other in negative:
-            found = self._node("Sub", found, other)
-        if left is not None:
-            found = self._node("Add", found, self._vector(left[:1] if _is_uniform(left) else left))
-        if not parts[1:] and all(found is value for value, _ in terms):
-            found = self._node("Identity", found)
-        return found
+            new, shift = self._picked(value, edge, shift)
+            added.append(new)
+        return added, subtracted, shift
 
     def _only(self, value: ir.Value, shift: Vector | None) -> ir.Value:
         """Write a vertex whose maps all cancelled: its constant, broadcast to the shape of a value."""

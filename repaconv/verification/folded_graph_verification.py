@@ -491,22 +491,7 @@ class _GraphComparison:
         if written is not None and written.verdict == "failed":
             return written
         written_is_right = rounded or written is not None
-        allowed = max(self.allowed.rtol or 0.0, HALF_ROUNDINGS * max(self.coarse.values(), default=0.0))
-        channels = self._channels if self._others else None
-        found = self._comparison(self.allowed.model_copy(update={"rtol": allowed}), channels=channels)
-        for call, moved in zip(calls, own, strict=True):
-            if not is_real and algebra is not None and (written_is_right or self.coarse):
-                moved = np.where(call.folded != call.truth, inf, moved)  # equal in float64: FP32 decides otherwise
-            elif written_is_right:
-                moved = _with_largest_error_where_vague(call.truth, moved)
-            right = {output: call.truth}
-            rounding = Rounding(MEASURED, partial(self._movements, output, call, moved))
-            found.add({output: call.folded.astype(call.truth.dtype)}, right, rounding=rounding)
-        for feeds in self._others:
-            found.add({output: self.after.run(feeds)[output]}, {output: self.before.run(feeds)[output]})
-        exactly = algebra.metrics.max_rel_error if algebra is not None and algebra.metrics else None
-        figures = {"error_in_float64": exactly, "unfused": sum(call.unfused for call in calls) or None}
-        (link,) = found.links(self.name, f"{self.labels[0]}, float64", self._inputs_text, **figures)
+        found, link = self._compared_in_fp32(output, calls, own, algebra, written_is_right=written_is_right)
         if self._others and not written_is_right:
             return None
         # FP32 does not show that the written graph computes the same.
@@ -525,6 +510,43 @@ class _GraphComparison:
             return link.model_copy(update={"metrics": None, "tolerance": None})
         metrics = found.metrics(output)
         return link.model_copy(update={"metrics": metrics, "tolerance": with_explained_limit(found.allowed, metrics)})
+
+    def _compared_in_fp32(
+        self,
+        output: str,
+        calls: Sequence[_OneOutput],
+        own: Sequence[Array],
+        algebra: Link | None,
+        *,
+        written_is_right: bool,
+    ) -> tuple[Comparison, Link]:
+        """Compare the candidate in FP32 with the original in float64, and count what rounding explains as no fault.
+
+        Args:
+            output: The output's name.
+            calls: The output in each call.
+            own: How far the original's own rounding moves the output of each call.
+            algebra: The link of `_algebra`; None for a candidate that is not a fold.
+            written_is_right: Whether the written graph computes the same in float64.
+        """
+        is_real = calls[0].truth.dtype.kind == "f"
+        allowed = max(self.allowed.rtol or 0.0, HALF_ROUNDINGS * max(self.coarse.values(), default=0.0))
+        channels = self._channels if self._others else None
+        found = self._comparison(self.allowed.model_copy(update={"rtol": allowed}), channels=channels)
+        for call, moved in zip(calls, own, strict=True):
+            if not is_real and algebra is not None and (written_is_right or self.coarse):
+                moved = np.where(call.folded != call.truth, inf, moved)  # equal in float64: FP32 decides otherwise
+            elif written_is_right:
+                moved = _with_largest_error_where_vague(call.truth, moved)
+            right = {output: call.truth}
+            rounding = Rounding(MEASURED, partial(self._movements, output, call, moved))
+            found.add({output: call.folded.astype(call.truth.dtype)}, right, rounding=rounding)
+        for feeds in self._others:
+            found.add({output: self.after.run(feeds)[output]}, {output: self.before.run(feeds)[output]})
+        exactly = algebra.metrics.max_rel_error if algebra is not None and algebra.metrics else None
+        figures = {"error_in_float64": exactly, "unfused": sum(call.unfused for call in calls) or None}
+        (link,) = found.links(self.name, f"{self.labels[0]}, float64", self._inputs_text, **figures)
+        return found, link
 
     def _movements(self, output: str, call: _OneOutput, own: Array) -> Iterator[Movement]:
         """Yield the original's error in FP32, then how far moved weights and inputs move it.

@@ -5,7 +5,7 @@ One axis is resized after the other. Each is a linear map of its pixels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
 from typing import Any, NamedTuple, TypeAlias
@@ -58,28 +58,17 @@ def _copied_if_as_large(x: NDArray[Any], done: NDArray[Any] | None) -> NDArray[A
 
 def resized_by_axis(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> NDArray[Any] | None:
     """Resize each axis whose scale is not 1, also where all sizes stay; see `resized`."""
+    if not _is_supported(how):
+        return None
     antialias, excludes_outside = (bool(how.get(name)) for name in ("antialias", "exclude_outside"))
-    mode, by = how.get("mode") or "nearest", how.get("coordinate_transformation_mode") or "half_pixel"
-    nearest = how.get("nearest_mode") or "round_prefer_floor"
-    if mode not in ("nearest", "linear", "cubic") or by not in PLACES or nearest not in NEAREST:
-        return None
-    if (antialias and mode == "nearest") or (excludes_outside and mode != "cubic"):
-        return None
-    if how.get("keep_aspect_ratio_policy") not in (None, "stretch"):
-        return None
-    axes, by_axis, wanted = how.get("axes") or range(x.ndim), [1.0] * x.ndim, list(x.shape)
-    fractional = False
-    if scales is not None and len(scales):
-        for axis, scale in zip(axes, scales, strict=True):
-            by_axis[axis], wanted[axis] = float(scale), int(np.float32(x.shape[axis]) * np.float32(scale))
-            fractional |= wanted[axis] != x.shape[axis] * by_axis[axis]
-    else:
-        for axis, size in zip(axes, sizes, strict=True):
-            by_axis[axis], wanted[axis] = int(size) / x.shape[axis] if x.shape[axis] else 1.0, int(size)
+    mode, by, nearest = _modes(how)
+    by_axis, wanted = _scales_and_sizes(x.shape, scales, sizes, how.get("axes") or range(x.ndim))
     changed = [axis for axis, scale in enumerate(by_axis) if scale != 1]
     if antialias:  # ONNX Runtime copies an axis that keeps its size, whatever its scale is
         changed = [axis for axis in changed if wanted[axis] != x.shape[axis]]
     # nearest of half_pixel_symmetric: the offset puts pixels on ties that ONNX Runtime rounds in another way
+    sides = zip(wanted, x.shape, by_axis, strict=True)
+    fractional = _is_given(scales) and any(size != old * scale for size, old, scale in sides)
     if any(wanted[axis] < 1 for axis in changed) or (by == SYMMETRIC_COORDINATES and mode == "nearest" and fractional):
         return None
     curve = -0.75 if how.get("cubic_coeff_a") is None else float(how["cubic_coeff_a"])
@@ -95,6 +84,41 @@ def resized_by_axis(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, 
         else:
             x = _nearest_or_linear(x, axis, places, NEAREST[nearest] if mode == "nearest" else None)
     return x
+
+
+def _modes(how: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The interpolation, the coordinates and the rounding of Resize, with the operator's defaults."""
+    mode, by = how.get("mode") or "nearest", how.get("coordinate_transformation_mode") or "half_pixel"
+    return mode, by, how.get("nearest_mode") or "round_prefer_floor"
+
+
+def _is_supported(how: Mapping[str, Any]) -> bool:
+    """Whether `resized_by_axis` computes what ONNX Runtime does for these attributes."""
+    mode, by, nearest = _modes(how)
+    if mode not in ("nearest", "linear", "cubic") or by not in PLACES or nearest not in NEAREST:
+        return False
+    if (how.get("antialias") and mode == "nearest") or (how.get("exclude_outside") and mode != "cubic"):
+        return False
+    return how.get("keep_aspect_ratio_policy") in (None, "stretch")
+
+
+def _is_given(scales: Any) -> bool:
+    """Whether there are scales; an empty input stands for none."""
+    return scales is not None and len(scales) > 0
+
+
+def _scales_and_sizes(
+    shape: tuple[int, ...], scales: Any, sizes: Any, axes: Sequence[int]
+) -> tuple[list[float], list[int]]:
+    """The scale and the new size of every axis; ``axes`` are those that ``scales`` or ``sizes`` are for."""
+    by_axis, wanted = [1.0] * len(shape), list(shape)
+    if _is_given(scales):
+        for axis, scale in zip(axes, scales, strict=True):
+            by_axis[axis], wanted[axis] = float(scale), int(np.float32(shape[axis]) * np.float32(scale))
+    else:
+        for axis, size in zip(axes, sizes, strict=True):
+            by_axis[axis], wanted[axis] = int(size) / shape[axis] if shape[axis] else 1.0, int(size)
+    return by_axis, wanted
 
 
 def _nearest_or_linear(

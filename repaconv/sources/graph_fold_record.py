@@ -145,13 +145,7 @@ def _float64_rounding_error(
             right = given.truth(call)
             if has_discrete_decision(given.model):
                 return given.float64.evaluator, 0.0, usual, ""
-            errors[gain] = _rounding_error(right, given.run(call), folded.run(call))
-            if ROUNDING_SAFETY * errors[gain] > limit:  # a fusion of the runtime may be the cause
-                written = 0.0
-                for graph in dict.fromkeys((given, folded)):  # one, if nothing was folded
-                    if errors[gain] > ROUNDING_SAFETY * written:
-                        written = max(written, _rounding_error(right, graph.as_written(call)))
-                errors[gain] = written if errors[gain] > ROUNDING_SAFETY * written else errors[gain]
+            errors[gain] = _error_without_fusions(given, folded, call, right, limit)
         except Exception:  # raised by either runtime: an operator without float64, or values that it rejects
             continue
     best = min(errors, key=lambda gain: errors[gain], default=usual)
@@ -162,6 +156,29 @@ def _float64_rounding_error(
         return "", 0.0, usual, ""
     error, gain = (errors[best], best) if errors[best] <= LARGEST_RELIABLE_ROUNDING else (0.0, usual)
     return given.float64.evaluator, error, gain, ""
+
+
+def _error_without_fusions(
+    given: Evaluated, folded: Evaluated, call: Feeds, right: Mapping[str, Any], limit: float
+) -> float:
+    """The rounding error of both graphs; if it would raise the tolerance and the runtime's fusions are its cause, the
+    error without them.
+
+    Args:
+        given: The original graph.
+        folded: The folded graph; the same object if nothing was folded.
+        call: The inputs.
+        right: The original's outputs in float64.
+        limit: The usual relative tolerance.
+    """
+    error = _rounding_error(right, given.run(call), folded.run(call))
+    if ROUNDING_SAFETY * error <= limit:
+        return error
+    written = 0.0
+    for graph in dict.fromkeys((given, folded)):
+        if error > ROUNDING_SAFETY * written:
+            written = max(written, _rounding_error(right, graph.as_written(call)))
+    return written if error > ROUNDING_SAFETY * written else error
 
 
 def _doubt(given: Evaluated, call: Feeds) -> str:

@@ -28,7 +28,7 @@ from repaconv.core.files import canonical_json
 from repaconv.engines.contract import Engine, SessionSpec
 from repaconv.engines.onnxruntime_cpu import ENGINE as ONNX_RUNTIME
 from repaconv.engines.openvino import ENGINE as OPENVINO
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.speed.silu_as_quotient import SILU_AS_QUOTIENT
 
 NETWORKS = (

@@ -33,6 +33,7 @@ from torture import (
     records,
 )  # fmt: skip
 from torture.arena import Case, outcomes
+from torture.children import in_a_child
 from torture.containers import in_legacy, in_zip
 from torture.nets import net
 
@@ -110,6 +111,20 @@ def test_a_child_leaves_alone_what_its_parent_dropped(tmp_path):
         assert not faults([collecting], tmp_path)
     finally:
         gc.enable()
+
+
+def test_a_child_has_its_time_of_the_cpu_however_busy_the_cpu_is():
+    def busy() -> None:
+        while True:
+            pass
+
+    def waits() -> str:
+        time.sleep(1.5)
+        return "done"
+
+    assert in_a_child(waits, 1) == "done"
+    assert in_a_child(busy, 0.2) == "!signal 27"
+    assert in_a_child(partial(time.sleep, 600), 0.02) == "!signal 14"
 
 
 # --- faults that were found --------------------------------------------------------------------------------

@@ -470,6 +470,17 @@ def test_a_mutant_is_caught_by_the_chain_as_it_runs_for_everybody(tmp_path):
     assert not (tmp_path / "run" / "fold.json").exists()
 
 
+def test_a_network_that_an_interrupted_run_left_half_made_is_made_again(tmp_path):
+    (at := tmp_path / "square").mkdir()
+    (at / "net.onnx").write_bytes(b"half")
+    make = partial(code_networks._made_graph, make=square)
+    assert code_networks._tried(at, make) == []
+    assert (at / "known.pt").is_file()
+    made = (at / "net.onnx").stat().st_mtime_ns
+    assert code_networks._tried(at, make) == []
+    assert (at / "net.onnx").stat().st_mtime_ns == made
+
+
 def test_what_a_mutant_wrote_is_held_against_the_network(tmp_path):
     """A graph that is off by more than rounding is told from one that is not, whatever its fold said."""
     model = square()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -168,9 +169,10 @@ def made(at: Path) -> list[str]:
 
 
 def _tried(at: Path, make: Callable[[Path], None]) -> list[str]:
-    """Nothing if it is there already."""
-    if at.is_dir() or at.with_name(f"unused {at.name}").is_dir():
+    """Nothing if it is there already; what an interrupted run left half made, is made again."""
+    if (at / "known.pt").is_file() or at.with_name(f"unused {at.name}").is_dir():
         return []
+    shutil.rmtree(at, ignore_errors=True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -14,6 +14,7 @@ NUMBERS = {
         "-1": np.array([[-1.0]]),
         "deep": np.zeros((1, 1, 1, 1, 1)),
         "nan": np.array(np.nan),
+        "whole": np.array(0),
         "each": RANDOM.standard_normal((3, 1, 1)),
     },
 }
@@ -42,6 +43,11 @@ def test_a_maximum_with_zero_is_a_relu():
     assert kinds([("Max", "x 0", "y")]) == ["Relu"]
 
 
+def test_integers_stay():
+    rows = [("Cast", "x", "a", {"to": 7}), ("Max", "a whole", "b"), ("Cast", "b", "y", {"to": 11})]
+    assert kinds(rows) == ["Cast", "Max", "Cast"]
+
+
 def test_relu6_is_part_of_a_hard_swish():
     numbers = NUMBERS | {"3": np.array(3.0), "k": RANDOM.standard_normal((4, 3, 1, 1))}
     rows = [("Conv", "x k", "c"), ("Add", "c 3", "a"), ("Max", "a 0", "b"), ("Min", "b 6", "d"), ("Mul", "c d", "e")]
@@ -58,6 +64,7 @@ def test_relu6_is_part_of_a_hard_swish():
         [("Max", "x each", "a"), ("Min", "a 6", "y")],
         [("Max", "x nan", "a"), ("Min", "a 6", "y")],
         [("Max", "x 1 6", "y")],
+        [("Exp", "x", "z"), ("Max", "x z 0", "y")],
         [("Max", "x deep", "y")],
         [("Max", "x 1", "a"), ("Min", "a 6", "b"), ("Add", "a b", "y")],
     ],
@@ -68,6 +75,7 @@ def test_relu6_is_part_of_a_hard_swish():
         "numbers of each channel",
         "NaN",
         "of three",
+        "of two values and a number",
         "another axis",
         "read elsewhere",
     ],

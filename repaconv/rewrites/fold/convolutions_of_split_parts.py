@@ -39,7 +39,7 @@ CHANNELS = 1
 def apply(model: ir.Model) -> Iterator[Change]:
     """Write one convolution with groups for every Concat of equal convolutions of all parts of a Split; in place."""
     for concat in nodes_of(model, "Concat"):
-        layers = _layers(concat) if concat.graph is model.graph else []
+        layers = _layers(concat)
         constants = [found for conv in layers if (found := _weight_and_bias(conv)) is not None]
         if not layers or len(constants) < len(layers):
             continue

@@ -51,7 +51,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
     pools: dict[ir.Value, list[tuple[_Window, ir.Node]]] = defaultdict(list)
     for node in nodes_of(model, "MaxPool"):
         window = _window_of(node)
-        if window is not None and node.inputs[0] is not None and node.graph is model.graph:
+        if window is not None and node.inputs[0] is not None:
             pools[node.inputs[0]].append((window, node))
     for found in pools.values():
         smaller: list[tuple[_Window, ir.Value]] = []

@@ -40,16 +40,20 @@ from torture.nets import net
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint
 from repaconv.cli import text_and_json_output
-from repaconv.core import terminal
+from repaconv.core import plugins, terminal
 from repaconv.core.errors import Refused, RepaconvError
 from repaconv.core.files import sha256_of, sha256_of_bytes
 from repaconv.core.run_folder import Run, fold_of
 from repaconv.distributed.benchmark_jobs import Job, Model, run_job, target_definition
 from repaconv.engines import crash_guard
+from repaconv.graph.element_type_conversion import to_float64
+from repaconv.graph.model_rewriting import rewritten
 from repaconv.sources.named_architectures import of_folder
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.bundle.collect import evaluated_result
 from repaconv.stages.inspect.stage import inspect_file
+from repaconv.stages.shared.target_lookup import load_target
+from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.input_batches import npz_inputs
 
 
@@ -468,6 +472,21 @@ def test_a_mutant_is_caught_by_the_chain_as_it_runs_for_everybody(tmp_path):
     )
     assert "GateFailed: the folded graph does not compute what net.onnx does" in ran.stderr
     assert not (tmp_path / "run" / "fold.json").exists()
+
+
+def test_mutants_are_tried_with_every_rewrite(tmp_path):
+    (path := tmp_path / "all.toml").write_text(code_networks.target())
+    names = load_target(str(path)).forms["default"]
+    assert {name for name in plugins.registered(plugins.REWRITES) if not name.endswith("-16")} == set(names)
+    model = to_float64(code_networks.convolutions(*code_networks.KERNELS["slow kernels"]))
+    after, changes = rewritten(model, [plugins.load(plugins.REWRITES, name) for name in names])
+    assert {change.rewrite for change in changes} >= {
+        "lrn-as-conv", "resize-as-matmul", "softmax-as-quotient", "mish-as-quotient", "prelu-as-sum",
+        "silu-as-quotient", "concat-parts",
+    }  # fmt: skip
+    image = {"x": np.random.default_rng(0).standard_normal((2, 3, 16, 16))}
+    for right, found in zip(Float64(model).run(image).values(), Float64(after).run(image).values(), strict=True):
+        np.testing.assert_allclose(found, right, rtol=0, atol=1e-11 * np.abs(right).max())
 
 
 def test_a_network_that_an_interrupted_run_left_half_made_is_made_again(tmp_path):

@@ -27,6 +27,8 @@ METHODS = ("repavit", "repavit-swin", "repavit-mixer", "nondeep", "riformer", "d
 """Of `torture.nets`: checkpoints that are folded by their method and exported."""
 DEPLOYED = ("repavit", "nondeep", "riformer", "dwconv", "pyra", "repconv")
 """Of test_forms: small graphs for what rewrites a graph to make it faster."""
+KERNELS = {"slow kernels": (16, 16), "winograd": (96, 32)}
+"""Graphs of convolutions with operators between them that have slow kernels: channels, and the sides of images."""
 TARGET = """name = "all"
 about = "every rewrite"
 runtime = "onnxruntime"
@@ -37,12 +39,7 @@ source = ["none"]
 domains = ["ai.onnx.ml", "com.microsoft"]
 precisions = ["fp32"]
 [forms]
-default = [
-    "read-tokens", "constant-tokens", "no-key-bias", "value-bias-forward", "patch-gemm", "norm-in-place",
-    "rows-by-gathernd", "best-down-columns", "concat-linear", "linear-each", "rms-norm", "bias-forward",
-    "column-as-sum", "scores-as-matrix", "attention-op", "accumulate", "turn-in-product", "linear-as-gemm",
-    "rows-throughout", "conv-each", "whole-groups", "whole-blocks", "mean-as-pool", "gate-as-image",
-]
+default = [{rewrites}]
 [bench]
 threads = 1
 batch = 1
@@ -71,6 +68,7 @@ def _graphs() -> Iterator[tuple[str, Callable[[], onnx.ModelProto]]]:
     import small_graphs
     import test_fold_random
     import test_forms
+    import test_rotary
 
     from torture import graphs
 
@@ -95,8 +93,36 @@ def _graphs() -> Iterator[tuple[str, Callable[[], onnx.ModelProto]]]:
         yield law, partial(_by_hand, test_fold_random.BY_HAND[law].replace("<W", "<" + test_fold_random.W))
     for seed in range(6):
         yield f"nearly {seed}", partial(_nearly, seed)
+    for name, (width, side) in KERNELS.items():
+        yield name, lambda width=width, side=side: _single(convolutions(width, side))
+    yield "rotary", lambda: _single(test_rotary.attending(test_rotary.in_halves))
     for name in DEPLOYED:
         yield f"deployed {name}", partial(lambda name: _single(test_forms.exported(name, 3)[0]), name)
+
+
+def convolutions(width: int, side: int) -> onnx.ModelProto:
+    """Convolutions, and what is rewritten between and after them."""
+    from test_blocks import conv, silu
+    from test_forms import Graph
+
+    graph, slopes = Graph(x=[3, side, side]), np.random.default_rng(0).uniform(-0.5, 0.9, (width, 1, 1))
+    x = graph("Mish", conv(graph, conv(graph, "x", width, 3), width, width, 3))
+    x = graph("LRN", graph("PRelu", conv(graph, x, width, width, 3, seed=1), slopes), size=5, alpha=0.3)
+    x = silu(graph, conv(graph, x, 8, width))
+    x = graph("Resize", x, "", np.array([1, 1, 2, 2], np.float32), mode="cubic")
+    first, second = graph("Split", x, axis=1, num_outputs=2, outputs=2)
+    whole = graph("Concat", x, conv(graph, second, 4, 4, 3), axis=1)
+    return graph.model(graph("Softmax", whole, axis=1), first)
+
+
+def target() -> str:
+    """A target with all rewrites for speed, as the tuner orders them; of two sizes of blocks the smaller one."""
+    from repaconv.core import plugins
+
+    loaded = [plugins.load(plugins.REWRITES, name) for name in plugins.registered(plugins.REWRITES)]
+    ordered = sorted(loaded, key=lambda rewrite: (rewrite.order, rewrite.name))
+    names = [rewrite.name for rewrite in ordered if not rewrite.name.endswith("-16")]
+    return TARGET.format(rewrites=json.dumps(names)[1:-1])
 
 
 def _by_hand(text: str) -> onnx.ModelProto:
@@ -156,7 +182,7 @@ def _modules() -> Iterator[tuple[str, Callable[[], tuple[torch.nn.Module, tuple[
 
 def made(at: Path) -> list[str]:
     """Files of all of them in a folder; the names of those that cannot be used, and why."""
-    (at / "all.toml").write_text(TARGET)
+    (at / "all.toml").write_text(target())
     os.chdir(at)
     said = []
     for name, make in _graphs():

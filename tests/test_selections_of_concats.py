@@ -30,6 +30,11 @@ def test_a_slice_of_one_input(ends, left):
     assert found == (["Softmax"] if left is None else ["Tanh", *left, "Softmax"])
 
 
+def test_a_slice_of_the_first_input():
+    rows = [("Tanh", "x", "a"), ("Concat", "a x", "c", {"axis": 1}), ("Slice", "c f t axis", "p"), END]
+    assert kinds(*rows, f=[1], t=[4], axis=[1]) == ["Tanh", "Slice", "Softmax"]
+
+
 @pytest.mark.parametrize("place", [4, [4], [2, 5, 3], [-8]])
 def test_a_gather_of_one_input(place):
     assert kinds(*START, ("Gather", "c i", "p", {"axis": 1}), END, i=place) in (

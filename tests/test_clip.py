@@ -15,6 +15,7 @@ NUMBERS = {
         "deep": np.zeros((1, 1, 1, 1, 1)),
         "nan": np.array(np.nan),
         "whole": np.array(0),
+        "half": np.array(0, np.float16),
         "each": RANDOM.standard_normal((3, 1, 1)),
     },
 }
@@ -43,9 +44,10 @@ def test_a_maximum_with_zero_is_a_relu():
     assert kinds([("Max", "x 0", "y")]) == ["Relu"]
 
 
-def test_integers_stay():
-    rows = [("Cast", "x", "a", {"to": 7}), ("Max", "a whole", "b"), ("Cast", "b", "y", {"to": 11})]
-    assert kinds(rows) == ["Cast", "Max", "Cast"]
+@pytest.mark.parametrize(("element_type", "zero", "operator"), [(7, "whole", "Max"), (10, "half", "Relu")])
+def test_integers_stay_and_half_precision_does_not(element_type, zero, operator):
+    rows = [("Cast", "x", "a", {"to": element_type}), ("Max", f"a {zero}", "b"), ("Cast", "b", "y", {"to": 11})]
+    assert kinds(rows) == ["Cast", operator, "Cast"]
 
 
 def test_relu6_is_part_of_a_hard_swish():

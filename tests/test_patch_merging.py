@@ -15,7 +15,16 @@ VIEWS = ["Reshape", "Transpose", "Reshape"]
 
 
 def kinds(
-    places, lengths=(2, 2), shape=(2, 6, 4, 3), *, at_once=False, axis=-1, batch=None, more=(), ends=(2**63 - 1,)
+    places,
+    lengths=(2, 2),
+    shape=(2, 6, 4, 3),
+    *,
+    at_once=False,
+    axis=-1,
+    batch=None,
+    sides=None,
+    more=(),
+    ends=(2**63 - 1,),
 ):
     """The operators after folding a Concat of slices that begin at these places."""
     rows, weights, parts = [("Tanh", "x", "z")], {}, []
@@ -35,7 +44,9 @@ def kinds(
             value = rows[-1][2]
         parts.append(value)
     rows += [("Concat", " ".join(parts), "y", {"axis": axis}), *more]
-    model = graph(rows, weights, {"x": (batch or shape[0], *shape[1:])}, ("y", *(row[2] for row in more)))
+    model = graph(
+        rows, weights, {"x": (batch or shape[0], *(sides or shape[1:-1]), shape[-1])}, ("y", *(row[2] for row in more))
+    )
     return [kind for kind in operators_after_folding(model, RANDOM.standard_normal(shape)) if kind != "Tanh"]
 
 
@@ -85,6 +96,11 @@ STAYS = {
 @pytest.mark.parametrize("case", STAYS)
 def test_slices_stay_if_there_is(case):
     assert "Concat" in kinds(**STAYS[case])
+
+
+@pytest.mark.parametrize("sides", [("h", 4), (6, "w"), ("h", "w")])
+def test_slices_of_an_image_of_dynamic_size_stay(sides):
+    assert "Concat" in kinds(SWIN, sides=sides)
 
 
 def test_slices_that_are_read_elsewhere_stay():

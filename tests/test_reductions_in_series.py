@@ -22,7 +22,7 @@ def reduced(kind, axes, keepdims, *more, opset=20, outputs=("y",), batch=SHAPE[0
     rows, weights, value = [("Abs", "x", "z")], {}, "z"
     for number, axis in enumerate(axes):
         out = "y" if number + 1 == len(axes) else f"v{number}"
-        given = {"keepdims": keepdims[number]}
+        given = {} if keepdims[number] is None else {"keepdims": keepdims[number]}
         as_input = opset >= 18 or kind == "ReduceSum"
         weights |= {f"a{number}": np.array(axis)} if as_input else {}
         rows.append(
@@ -33,10 +33,11 @@ def reduced(kind, axes, keepdims, *more, opset=20, outputs=("y",), batch=SHAPE[0
 
 
 @pytest.mark.parametrize("opset", [13, 20])
-@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("keepdims", [0, 1, None])
 @pytest.mark.parametrize("kind", REDUCTIONS)
 def test_reductions_of_one_kind(kind, keepdims, opset):
-    for axes in ([[2], [3 if keepdims else 2]], [[3], [-1 if not keepdims else 2]], [[1, -1], [1]]):
+    keeps = keepdims != 0
+    for axes in ([[2], [3 if keeps else 2]], [[3], [2 if keeps else -1]], [[1, -1], [1]]):
         model = reduced(kind, axes, [keepdims] * 2, opset=opset, batch="n")
         assert operators_after_folding(model, X) == ["Abs", kind]
 

@@ -105,6 +105,13 @@ def test_a_type_that_the_operator_lacks_is_left_as_it_is(kind, opset, folds):
     assert [change.rewrite for change in found.changes] == ["hard-swish"] * folds
 
 
+def test_integers_stay():
+    rows = [("Cast", "x", "i", {"to": 7}), ("Add", "i 3", "a"), ("Clip", "a 0 6", "s"), ("Mul", "i s", "p")]
+    rows += [("Div", "p 6", "q"), ("Cast", "q", "y", {"to": 11})]
+    model = graph(rows, {name: number.astype(np.int64) for name, number in NUMBERS.items()}, {"x": SHAPE})
+    assert kinds(model) == sorted(operator for operator, *_ in rows)
+
+
 def test_what_continues_in_a_branch_stays():
     end = [helper.make_tensor_value_info("b", TensorProto.DOUBLE, SHAPE)]
     divide, keep = (

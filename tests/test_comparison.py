@@ -176,6 +176,14 @@ def test_a_share_of_exactly_the_budget_is_within_it(share):
     assert not Budget(share / 100).allows(1 - (99 - share) / 100, None)
 
 
+def test_an_unknown_loss_counts_as_all_and_both_limits_hold():
+    assert not Budget(0.5).allows(None, 0.0)
+    assert not Budget(None, 0.5).allows(0.0, None)
+    assert Budget(0.5, 0.1).allows(0.2, -0.1)
+    assert not Budget(0.5, 0.1).allows(0.2, -0.2)
+    assert not Budget(0.1, 0.5).allows(0.2, 0.0)
+
+
 def test_the_p_value_of_many_discordant_pairs_takes_no_time():
     assert mcnemar(1, 3) == 10 / 16
     before = time.process_time()

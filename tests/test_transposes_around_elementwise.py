@@ -93,6 +93,20 @@ def test_what_else_reads_it_reads_a_transpose():
     assert sorted(found) == ["Conv", "Conv", "ReduceMax", "Relu", "Transpose"]
 
 
+def test_each_elementwise_reader_of_a_transpose():
+    out = [("Transpose", "e", "y", FIRST), ("ReduceMax", "g", "largest", {"axes": [3]})]
+    rows = [*BEGIN, ("Sin", "s", "g"), ("Tanh", "s", "e"), *out]
+    assert sorted(kinds(rows, ("y", "largest"))) == ["ReduceMax", "Sin", "Tanh", "Transpose"]
+
+
+def test_readers_of_a_transpose_of_which_only_all_save_one():
+    rows = [*BEGIN]
+    for name, operator in (("p", "Sin"), ("q", "Tanh")):
+        rows += [(operator, "s", name), ("Transpose", name, f"{name}y", FIRST)]
+        rows += [("ReduceMax", name, f"{name}m", {"axes": [3], "keepdims": 0})]
+    assert kinds(rows, ("py", "pm", "qy", "qm")).count("Transpose") == 2
+
+
 @pytest.mark.parametrize(
     ("rows", "outputs"),
     [

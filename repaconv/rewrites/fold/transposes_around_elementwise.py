@@ -53,26 +53,43 @@ class _Group(NamedTuple):
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """Remove the Transposes around every group of operators that saves some; in place."""
-    seen: set[tuple[ir.Node, tuple[int, ...]]] = set()
-    for node in nodes_of(model, "Transpose"):
-        perm = perm_of(node, rank_of(node.outputs[0]))
-        if perm == sorted(perm):
+    """Remove the Transposes around every group of operators that saves some, until no other does; in place."""
+    made = True
+    while made:
+        made = False
+        seen: set[tuple[ir.Node, tuple[int, ...]]] = set()
+        for node in nodes_of(model, "Transpose"):
+            perm = perm_of(node, rank_of(node.outputs[0])) if node.graph is not None else []
+            groups = _groups(model, node, perm, seen) if perm != sorted(perm) else ()
+            for group, saved in groups:
+                made = True
+                _turn(model, group, perm)
+                yield Change(
+                    rewrite=TRANSPOSES.name,
+                    place=node.name or "",
+                    description=f"{saved} fewer around {len(group.nodes)} elementwise operators",
+                )
+        clean(model)
+
+
+def _groups(
+    model: ir.Model, node: ir.Node, perm: list[int], seen: set[tuple[ir.Node, tuple[int, ...]]]
+) -> Iterator[tuple[_Group, int]]:
+    """The groups after a Transpose that save some, with how many: each by itself, then all of which none does."""
+    rest: list[_Group] = []
+    for user in dict.fromkeys(node.outputs[0].consumers()):
+        if (user, tuple(perm)) in seen or not _is_elementwise(model, user, len(perm)):
             continue
-        first = next((user for user in node.outputs[0].consumers() if _is_elementwise(model, user, len(perm))), None)
-        if first is None or (first, tuple(perm)) in seen:
-            continue
-        group = _grown(model, first, len(perm))
+        group = _grown(model, user, len(perm))
         seen |= {(one, tuple(perm)) for one in group.nodes}
-        saved = 0 if _reads_itself(group) else _saved(group, perm)
-        if saved > 0:
-            _turn(model, group, perm)
-            yield Change(
-                rewrite=TRANSPOSES.name,
-                place=node.name or "",
-                description=f"{saved} fewer around {len(group.nodes)} elementwise operators",
-            )
-    clean(model)
+        if (saved := _saved(group, perm)) > 0:
+            yield group, saved
+        else:
+            rest.append(group)
+    if len(rest) > 1:
+        group = _group(model, {one for each in rest for one in each.nodes})
+        if (saved := _saved(group, perm)) > 0:
+            yield group, saved
 
 
 def _is_elementwise(model: ir.Model, node: ir.Node, rank: int) -> bool:
@@ -104,6 +121,11 @@ def _grown(model: ir.Model, first: ir.Node, rank: int) -> _Group:
             if one is not None and one not in nodes and _is_elementwise(model, one, rank):
                 nodes.add(one)
                 todo.append(one)
+    return _group(model, nodes)
+
+
+def _group(model: ir.Model, nodes: set[ir.Node]) -> _Group:
+    """Operators with what they read and write."""
     order = [node for node in model.graph if node in nodes]
     moved = [value for node in order for value in node.inputs if value is not None and not is_constant(value)]
     read = [value for value in dict.fromkeys(moved) if value.producer() not in nodes]
@@ -119,6 +141,8 @@ def _reads_itself(group: _Group) -> bool:
 
 def _saved(group: _Group, perm: list[int]) -> int:
     """How many Transposes a group needs less with its axes in the order before one; 0 if it moves more numbers."""
+    if _reads_itself(group):
+        return 0
     count = numbers = 0
     for value in group.read:
         if (node := made_by(value, "Transpose")) is not None and perm_of(node, len(perm)) == perm:
@@ -142,9 +166,10 @@ def _inverse(value: ir.Value, perm: list[int]) -> list[ir.Node]:
 
 
 def _turn(model: ir.Model, group: _Group, perm: list[int]) -> None:
-    """Compute a group with its axes in the order before a Transpose."""
+    """Compute a group with its axes in the order before a Transpose, and remove what computed it."""
     undone: list[int] = np.argsort(perm).tolist()
     turned: dict[ir.Value, ir.Value] = {}
+    gone = set(group.nodes)
     for node in [node for node in model.graph if node in group.nodes]:
         write = Writer(model, node)
         for value in node.inputs:
@@ -156,6 +181,7 @@ def _turn(model: ir.Model, group: _Group, perm: list[int]) -> None:
                 turned[value] = source if source is not None else transposed(write, value, undone)
                 for user in known if source is None else ():
                     write.replace(user.outputs[0], turned[value])
+                gone.update(known if source is None else ())
         out = node.outputs[0]
         attributes = {name: entry.value for name, entry in node.attributes.items()}
         if node.op_type == "Concat":
@@ -172,6 +198,12 @@ def _turn(model: ir.Model, group: _Group, perm: list[int]) -> None:
                     user.replace_input_with(place, back)
         for user in inverse:
             write.replace(user.outputs[0], new)
+        gone.update(inverse)
+    read = [node for value in group.read if (node := made_by(value, "Transpose")) is not None and node not in gone]
+    gone.update(
+        node for node in read if not (node.outputs[0].is_graph_output() or {*node.outputs[0].consumers()} - gone)
+    )
+    model.graph.remove(gone, safe=True)  # or they would count as readers of what the next group reads
 
 
 def _constant_turned(write: Writer, node: ir.Node, value: ir.Value | None, order: list[int]) -> ir.Value | None:

@@ -113,7 +113,7 @@ def same(model: onnx.ModelProto, allowed: float = 1e-11) -> int | None:
 def test_random_graphs(image):
     folds = [same(Maker(seed, image=image).model()) for seed in range(30)]
     assert folds.count(None) < 8
-    assert sum(filter(None, folds)) > 30
+    assert sum(filter(None, folds)) > 15
 
 
 @cache

@@ -439,6 +439,7 @@ class LinearGraph:
     def fold(self) -> None:
         """Remove vertices, merge equal sums, drop unread channels and rearrange products, until nothing changes."""
         self._join_parts()
+        self._merge_equals()  # a reader that is merged later could not read a restored concatenation
         while True:
             self._remove_vertices()
             again = [self._merge_equals(), self._drop_channels(), arrange(self)]

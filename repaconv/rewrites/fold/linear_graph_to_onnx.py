@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from repaconv.algebra.channel_maps import Dense, Map, Pick, Vector
 from repaconv.graph.channel_axes import IMAGE, LAST, write_batchnorm
+from repaconv.graph.equal_computations import are_computed_alike
 from repaconv.graph.index_selections import Places, are_consecutive, runs_of
 from repaconv.graph.nodes_and_constants import Writer, made_by
-from repaconv.graph.symbolic_shapes import Sizes, set_shape, shaped_like, sizes
+from repaconv.graph.symbolic_shapes import Size, Sizes, set_shape, shaped_like, sizes
 from repaconv.results import Change
-from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex, cover_each_channel_once
+from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -29,6 +30,8 @@ Gather in their place takes 8 ns for each number, a slice 20 (ONNX Runtime)."""
 
 def emit(model: ir.Model, graph: LinearGraph, axis: int, rewrite: str) -> Iterator[Change]:
     """Write the changed vertices of a linear graph into the model; in place, and without keeping the graph's maps.
+
+    A vertex whose nodes are those that would be written keeps them, and is no change.
 
     Args:
         model: The model that the graph was read from.
@@ -70,6 +73,9 @@ def _emit(
     write.dtype = next((written[s].dtype for s in vertex.inputs), write.dtype)
     emitter = _Emitter(write, axis, shape)
     value = emitter.total([(written[source], edge) for source, edge in vertex.inputs.items()], vertex.shift)
+    if vertex.value is not None and are_computed_alike(value, vertex.value):
+        written[vertex] = vertex.value
+        return
     written[vertex] = value
     if vertex.value is not None:
         write.replace(vertex.value, value)
@@ -134,6 +140,14 @@ def _shape(vertex: Vertex, written: dict[Vertex, ir.Value], axis: int) -> Sizes:
     like = list(sizes(written[next(iter(vertex.inputs))]) or ())
     like[len(like) - 1 if axis == LAST else 1] = vertex.width
     return tuple(like)
+
+
+class _Piece(NamedTuple):
+    """Channels of a concatenation that one part of a Concat holds: the value and map of them, and where they are."""
+
+    value: ir.Value
+    edge: Map
+    rows: Places
 
 
 class _Emitter:
@@ -245,7 +259,7 @@ class _Emitter:
         """Write a selection of channels as a Slice, a Concat of slices, or a Gather."""
         shape = sizes(value)
         assert shape is not None
-        if len(places) == shape[self.place] and bool((places == np.arange(len(places))).all()):
+        if _is_everything(places, shape[self.place]):
             return value
         slices = runs_of(places)
         if len(slices) == 1 or (self.axis == LAST and _are_long(slices)):
@@ -266,27 +280,27 @@ class _Emitter:
         return new
 
     def _as_concat(self, terms: list[tuple[ir.Value, Map]], shift: Vector | None) -> ir.Value | None:
-        """Write products and selections of channels as one Concat; None if two of them add to the same channel."""
-        dense = [edge for _, edge in terms if isinstance(edge, Dense)]
-        plain = all((edge.scale[edge.rows] == 1).all() for _, edge in terms if isinstance(edge, Pick))
-        if len(terms) < 2 or not dense or not plain or not cover_each_channel_once([edge.rows for _, edge in terms]):
+        """Write products and selections of channels as one Concat; None if two of them add to the same channel.
+
+        Channels to which nothing adds are rows of zeros of the product before or after them.
+        """
+        owner = _owners(terms)
+        if owner is None:
             return None
-        parts, order, whole = [], [], self.shape
-        for value, edge in terms:
-            rows = np.flatnonzero(edge.rows)
+        parts, whole = [], self.shape
+        added = np.zeros(len(owner)) if shift is None else shift
+        pieces = self._pieces([_Piece(*term, np.flatnonzero(owner == i)) for i, term in enumerate(terms)], added)
+        for value, edge, rows in pieces:
             self.shape = (*whole[: self.place], len(rows), *whole[self.place + 1 :])
-            own = shift[rows] if shift is not None and shift[rows].any() else None
+            own = added[rows] if added[rows].any() else None
             if isinstance(edge, Dense):
                 parts.append(self._product(value, Dense(edge.matrix[rows]), own))
-            else:
-                part = self._chosen(value, edge.index[rows])
-                parts.append(part if own is None else self._node("Add", part, self._vector(own)))
-            order.append(rows)
+                continue
+            part, scale = self._chosen(value, edge.index[rows]), edge.scale[rows]
+            part = self._multiplied(part, scale) if (scale != 1).any() else part
+            parts.append(part if own is None else self._node("Add", part, self._vector(own)))
         self.shape = whole
-        firsts = sorted(range(len(parts)), key=lambda i: int(order[i][0]))
-        starts = np.concatenate([order[i] for i in firsts])
-        joined = self._node("Concat", *(parts[i] for i in firsts), axis=self.place)
-        return joined if bool((np.diff(starts) == 1).all()) else self._chosen_order(joined, np.argsort(starts))
+        return self._concatenated(pieces, parts)
 
     def _joined(self, picks: list[tuple[ir.Value, Pick]]) -> ir.Value | None:
         """Write selections from several values as one Concat, reordered and scaled if needed; None if they overlap.
@@ -297,23 +311,60 @@ class _Emitter:
             return None
         if not np.logical_or.reduce([edge.rows for _, edge in picks]).all():
             return None
-        parts, order, scale = [], [], np.ones(len(picks[0][1].rows))
         at_once = all((edge.scale[edge.rows] != 1).any() for _, edge in picks)
-        for value, edge in sorted(picks, key=lambda pick: int(np.flatnonzero(pick[1].rows)[0])):
-            rows = np.flatnonzero(edge.rows)
+        parts, scale = [], np.ones(len(picks[0][1].rows))
+        pieces = [_Piece(value, edge, np.flatnonzero(edge.rows)) for value, edge in picks]
+        pieces = self._pieces(pieces, np.zeros(len(scale)), at_once=at_once)
+        for value, edge, rows in pieces:
+            assert isinstance(edge, Pick)
             part, own = self._chosen(value, edge.index[rows]), edge.scale[rows]
             if at_once:
                 scale[rows] = own
             elif (own != 1).any():
                 part = self._multiplied(part, own)
             parts.append(part)
-            order.append(rows)
-        starts = np.concatenate(order)
-        joined = self._node("Concat", *parts, axis=self.place)
-        if not (starts == np.arange(len(starts))).all():
-            joined = self._chosen_order(joined, np.argsort(starts))
         self.words.append("Concat")
+        joined = self._concatenated(pieces, parts)
         return self._multiplied(joined, scale) if at_once else joined
+
+    def _pieces(self, whole: list[_Piece], added: Vector, *, at_once: bool = False) -> list[_Piece]:
+        """The parts of a Concat in the order of their first channels: one for each term, or several if fewer nodes do.
+
+        (a, b, a) takes two nodes as Gather((a, b)), and none but the Concat if ``a`` is a part twice.
+
+        Args:
+            whole: One part for each term.
+            added: What is added to each channel; parts to which something is added are not divided.
+            at_once: Whether factors are multiplied after the Concat.
+        """
+        several: list[_Piece] = []
+        for value, edge, rows in whole:
+            runs = _runs_of_rows(edge, rows) if isinstance(edge, Pick) and not added[rows].any() else [rows]
+            several += [_Piece(value, edge, run) for run in runs]
+        fewest = min((several, whole), key=lambda pieces: self._node_count(pieces, at_once=at_once))
+        return sorted(fewest, key=lambda piece: int(piece.rows[0]))
+
+    def _node_count(self, pieces: list[_Piece], *, at_once: bool) -> int:
+        """How many nodes select and scale the parts of a Concat, and bring its channels into order."""
+        selections: dict[tuple[ir.Value, bytes], int] = {}
+        scales: set[tuple[ir.Value, bytes, bytes]] = set()
+        for value, edge, rows in pieces:
+            if isinstance(edge, Pick):
+                places, scale = edge.index[rows], edge.scale[rows]
+                runs = runs_of(places)
+                several = len(runs) + 1 if self.axis == LAST and _are_long(runs) else 1
+                selections[value, places.tobytes()] = 0 if _is_everything(places, edge.width) else several
+                if not at_once and (scale != 1).any():
+                    scales.add((value, places.tobytes(), scale.tobytes()))
+        firsts = sorted(pieces, key=lambda piece: int(piece.rows[0]))
+        return sum(selections.values()) + len(scales) + (not _are_in_order(firsts))
+
+    def _concatenated(self, pieces: list[_Piece], parts: list[ir.Value]) -> ir.Value:
+        """Write a Concat of the parts that were written for pieces, and their order."""
+        joined = self._node("Concat", *parts, axis=self.place)
+        if _are_in_order(pieces):
+            return joined
+        return self._chosen_order(joined, np.argsort(np.concatenate([piece.rows for piece in pieces])))
 
     def _chosen_order(self, value: ir.Value, places: np.ndarray) -> ir.Value:
         return self._node("Gather", value, self.write.constant(places.astype(np.int64)), axis=self.place)
@@ -354,6 +405,46 @@ class _Emitter:
         shape = (*self.shape[: self.place], len(rows) + 1, *self.shape[self.place + 1 :])
         set_shape(padded, shape, part)
         return self._chosen_order(padded, places)
+
+
+def _is_everything(places: Places, width: Size) -> bool:
+    """Whether positions are those of all channels, in order."""
+    return len(places) == width and are_consecutive(places)
+
+
+def _owners(terms: list[tuple[ir.Value, Map]]) -> Places | None:
+    """For each channel the term that computes it, [channels], if one is a product; None if two add to a channel.
+
+    A product computes the channels next to its own to which no term adds, as zeros.
+    """
+    count = np.sum([edge.rows for _, edge in terms], 0)
+    dense = [i for i, (_, edge) in enumerate(terms) if isinstance(edge, Dense)]
+    if len(terms) < 2 or not dense or count.max() > 1:
+        return None
+    owner = np.full(len(count), -1)
+    for i, (_, edge) in enumerate(terms):
+        owner[edge.rows] = i
+    for step in (1, -1):
+        turned = owner[::step]  # a view
+        for place in np.flatnonzero(turned[1:] < 0) + 1:
+            if turned[place - 1] in dense:
+                turned[place] = turned[place - 1]
+    return None if (owner < 0).any() else owner
+
+
+def _runs_of_rows(edge: Pick, own: Places) -> list[Places]:
+    """The channels of a part as runs of consecutive ones, and copies of all that an edge reads each as one run."""
+    found: list[Places] = []
+    for rows in runs_of(own):
+        copies = runs_of(edge.index[rows])
+        apart = all(_is_everything(copy, edge.width) for copy in copies)
+        found += np.split(rows, len(copies)) if apart else [rows]
+    return found
+
+
+def _are_in_order(pieces: list[_Piece]) -> bool:
+    """Whether a Concat of the parts has all channels where they belong."""
+    return are_consecutive(np.concatenate([piece.rows for piece in pieces]))
 
 
 def _takes_zeros(edge: Pick) -> bool:

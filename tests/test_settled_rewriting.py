@@ -22,6 +22,8 @@ WEIGHTS = {
         "around": np.array([0, 0, 0, 2, 0, 0, 0, 0]),
     },
     **{"few": RANDOM.standard_normal(3), "begin": np.array([2]), "end": np.array([5]), "axis": np.array([2])},
+    **{"w0": RANDOM.standard_normal(4), "narrow": RANDOM.standard_normal((4, 2)), "few_b": RANDOM.standard_normal(2)},
+    **{name: RANDOM.standard_normal((2, 4)) for name in ("w1", "w2", "w3")},
 }
 TOKENS, IMAGE = (2, 3, 4), (2, 4, 3, 3)
 CASES = {
@@ -41,6 +43,21 @@ CASES = {
         ],
         ["Relu", "Tanh", "Concat", "MatMul", "MatMul", "MatMul", "Sigmoid", "Softplus", "Mul", "Mul"],
     ),
+    "a norm and a LayerScale before a sum": (
+        [
+            *[("Relu", "x", "r"), ("LayerNormalization", "r s b", "n"), ("Mul", "n w0", "m"), ("Sub", "r m", "a")],
+            *[("Sigmoid", "a", "h"), ("Mul", "a h", "y")],
+        ],
+        ["Relu", "LayerNormalization", "Sub", "Sigmoid", "Mul"],
+    ),
+    "one bias before three layers without": (
+        [
+            *[("Relu", "x", "r"), ("MatMul", "r narrow", "a"), ("Add", "a few_b", "c")],
+            *[("MatMul", f"c w{number}", f"p{number}") for number in (1, 2, 3)],
+            *[("Mul", "p1 p2", "q"), ("Mul", "q p3", "y")],
+        ],
+        ["Relu", "MatMul", "Add", "MatMul", "MatMul", "MatMul", "Mul", "Mul"],
+    ),
     "a product and a scaled value": (
         [
             *[("Tanh", "x", "h"), ("Mul", "h s", "m"), ("MatMul", "x w", "a"), ("Add", "a b", "c")],
@@ -52,7 +69,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_concatenations(name):
+def test_no_more_operators(name):
     rows, expected = CASES[name]
     model = graph(rows, WEIGHTS, {"x": TOKENS}, ("y",), opset=17)
     assert sorted(operators_after_folding(model, RANDOM.standard_normal(TOKENS))) == sorted(expected)

@@ -118,6 +118,8 @@ def gain_of(vertex: Vertex) -> int | None:
         return None  # every reader would need its own copy of the shared matrix
     if vertex.of_norm and _is_alone(vertex) and any(_is_bare(user, vertex) for user in vertex.outputs):
         return None  # the reader would need a separate shift, which costs nothing inside the norm
+    if vertex.of_norm and any(_is_sum(user, vertex) for user in vertex.outputs):
+        return None  # the sum would be scaled or shifted, which costs nothing inside the norm
     saved = _cost(vertex, vertex.inputs, vertex.shift is not None)
     if len(vertex.outputs) > 1 and any(isinstance(edge, Dense) for edge in vertex.inputs.values()):
         saved -= 1  # at equal cost, one product that several vertices read is better than several products
@@ -147,6 +149,16 @@ def _is_alone(vertex: Vertex) -> bool:
 def _is_bare(user: Vertex, source: Vertex) -> bool:
     """Whether the reader is a matrix product without a bias."""
     return user.shift is None and isinstance(user.inputs[source], Dense)
+
+
+def _is_diagonal(vertex: Vertex) -> bool:
+    """Whether the vertex scales and shifts the channels of values, each by itself."""
+    return all(isinstance(edge, Pick) and edge.is_diagonal for edge in vertex.inputs.values())
+
+
+def _is_sum(user: Vertex, source: Vertex) -> bool:
+    """Whether the reader adds the channels themselves to those of others."""
+    return len(user.inputs) > 1 and isinstance(user.inputs[source], Pick)
 
 
 class Arrangement(NamedTuple):
@@ -327,20 +339,30 @@ class Removal:
     readers: dict[Vertex, Reader]
 
 
-def readers_to_restore(vertex: Vertex, gain: int) -> dict[Vertex, tuple[Map, Vector | None, bool]] | None:
+def readers_to_restore(
+    vertex: Vertex, gain: int, *, biased: bool = True
+) -> dict[Vertex, tuple[Map, Vector | None, bool]] | None:
     """The state of a vertex's readers before it is removed; None if the removal need not be reverted later.
 
     Args:
         vertex: The vertex that will be removed.
         gain: Its `gain_of`.
+        biased: Whether a product adds its own bias.
     """
     if any(user.inputs.keys() & vertex.inputs.keys() for user in vertex.outputs):
         return None
     dense = all(isinstance(edge, Dense) for edge in vertex.inputs.values())
     shared = len(vertex.outputs) > 1 and dense and LEAST_SAVING * gain <= product_of(vertex)
-    if not shared and not is_row(vertex):
+    if not shared and not is_row(vertex) and (biased or not _is_shift_of_products(vertex)):
         return None
     return {user: (user.inputs[vertex], user.shift, user.changed) for user in vertex.outputs}
+
+
+def _is_shift_of_products(vertex: Vertex) -> bool:
+    """Whether the vertex adds to one value what several products without a bias would have to add otherwise."""
+    edges = list(vertex.inputs.values())
+    alone = len(edges) == 1 and isinstance(edges[0], Pick) and edges[0].is_identity and vertex.shift is not None
+    return alone and len(vertex.outputs) > 1 and all(_is_bare(user, vertex) for user in vertex.outputs)
 
 
 def removal(vertex: Vertex, readers: dict[Vertex, tuple[Map, Vector | None, bool]]) -> Removal:
@@ -423,9 +445,14 @@ def _arrange(graph: LinearGraph, vertex: Vertex, found: Arrangement) -> None:
 
 
 class LinearGraph:
-    """All vertices along one axis; `repaconv.rewrites.fold.linear_graph_from_onnx` builds it from an ONNX graph."""
+    """All vertices along one axis; `repaconv.rewrites.fold.linear_graph_from_onnx` builds it from an ONNX graph.
 
-    def __init__(self) -> None:
+    Args:
+        biased: Whether a product adds its own bias, as a Conv does. A MatMul needs an Add.
+    """
+
+    def __init__(self, *, biased: bool = True) -> None:
+        self._biased = biased
         self.vertices: dict[Vertex, None] = {}  # in the order of the graph
         self._removals: list[Removal] = []
 
@@ -495,7 +522,7 @@ class LinearGraph:
                 return
             adjacent = (*vertex.inputs, *vertex.outputs)
             near = dict.fromkeys((*adjacent, *(other for one in adjacent for other in (*one.outputs, *one.inputs))))
-            readers = readers_to_restore(vertex, gain)
+            readers = readers_to_restore(vertex, gain, biased=self._biased)
             self._remove(vertex)
             self._removals += [removal(vertex, readers)] if readers is not None else []
             for one in (one for one in near if one in self.vertices):
@@ -534,6 +561,7 @@ class LinearGraph:
                     user.shift = None  # the shifts cancel
             if not as_written:
                 user.changed = True
+            user.of_norm = user.of_norm or (vertex.of_norm and len(user.inputs) == 1 and _is_diagonal(user))
             user.absorbed, user.shared = [*user.absorbed, *vertex.absorbed, operator], user.shared or vertex.shared
         self.forget(vertex)
 

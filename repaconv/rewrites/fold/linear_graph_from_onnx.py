@@ -33,7 +33,7 @@ def linear_graph(model: ir.Model, axis: int, excluded: Collection[ir.Node] = ())
         axis: The axis of channels: `LAST`, or `IMAGE` for axis 1 of values with four or more dimensions.
         excluded: Nodes that stay as they are.
     """
-    graph = LinearGraph()
+    graph = LinearGraph(biased=axis == IMAGE)
     found: dict[ir.Value, Vertex] = {}
     linear: set[tuple[ir.Node, int]] = set()
 

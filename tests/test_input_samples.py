@@ -209,6 +209,22 @@ def test_a_graph_that_is_finite_on_pixels_only_runs_on_those(repaconv):
     assert not rc.fold("net.onnx", force=True).sizes.unit
 
 
+def test_a_graph_that_runs_on_pixels_only_runs_on_those(repaconv):
+    """As exported detectors do, of which a Reshape fails where no object is found: here an index leaves its table."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["largest"], axes=[1, 2, 3]),
+        helper.make_node("Abs", ["largest"], ["above"]),
+        helper.make_node("Cast", ["above"], ["index"], to=INT),
+        helper.make_node("Gather", ["table", "index"], ["looked_up"]),
+        helper.make_node("Add", ["n", "looked_up"], ["y"]),
+    ]
+    write(nodes, {}, {"y": (F, ["N", 4, 8, 8])}, {"table": np.array([3], np.float32)}, opset=17)
+    found = rc.fold("net.onnx")
+    assert (found.verdict, found.sizes.unit) == ("passed", True)
+    assert "seeded inputs from 0 to 1, as the graph does not run on others" in found.links[0].note
+    assert repaconv("verify")[0] == 0
+
+
 @pytest.mark.parametrize("reader", ["Conv", "Pad", "MatMul", "BatchNormalization", "Mul"])
 def test_a_dynamic_dimension_that_a_weight_decides_has_its_size(reader):
     """The channels of an image in a graph of which all sizes are dynamic, last in what a MatMul reads."""

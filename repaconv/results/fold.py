@@ -86,7 +86,7 @@ class Sizes(Record):
         held: Inputs that have the same values in every inference, by name: those of the sample given with ``--inputs``
             that are integers or have at most 16 numbers. Empty without a sample.
         unit: Whether random inputs are from 0 to 1, as pixels are, since the graph gives NaN or infinity on normally
-            distributed ones.
+            distributed ones, or does not run on them.
     """
 
     usual: dict[str, int] = Field(default={})

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.core.errors import first_line
+from repaconv.core.errors import RepaconvError, first_line
 from repaconv.graph.input_sizes_from_weights import input_sizes_from_weights
 from repaconv.graph.onnx_files import subgraphs_of
 from repaconv.verification.random_graph_inputs import (
@@ -73,8 +73,9 @@ PROBE_GAINS = (4.0, 32.0, 0.1)
 UNMASKED_GAIN = 2.0**-10
 """Factor on floating-point inputs at which nothing overflows: what is infinite there too is hidden by a mask."""
 
-UNIT_RANGE = " from 0 to 1, as others give NaN or infinity"
-"""How links describe ``unit`` inputs."""
+UNIT_RANGE = " from 0 to 1, as "
+"""How links describe ``unit`` inputs; what the graph does on other inputs follows."""
+NOT_FINITE, NOT_RUNNING = "others give NaN or infinity", "the graph does not run on others"
 
 FURTHER_GAINS = (1.0, 4.0, 32.0, 256.0, 0.1, 2048.0) * 6
 """Gains of further inputs, tried if an output of integers or booleans was constant on all probes, to make it change."""
@@ -117,7 +118,7 @@ class Search:
         wanted: Number of size assignments to find.
         problem: The last error of the runtime, as a line.
         cause: The error itself.
-        unit: Whether what would be normal random inputs are numbers from 0 to 1, as pixels are.
+        unit: Why what would be normal random inputs are numbers from 0 to 1, as pixels are; empty if they are not.
         lengths: The first shape of each output that was seen, by the output's name and the input shapes.
     """
 
@@ -129,7 +130,7 @@ class Search:
     wanted: int = WANTED_ASSIGNMENTS
     problem: str = ""
     cause: Exception | None = None
-    unit: bool = False
+    unit: str = ""
     lengths: dict[Any, tuple[int, ...]] = field(default_factory=dict)
 
     def assignments(self) -> list[Sizes]:
@@ -189,7 +190,7 @@ class Search:
 
     def random_call(self, sizes: Sizes, seed: int, gain: float) -> dict[str, Array]:
         """Sample the inputs of one call with these sizes."""
-        return random_values(self.inputs, sizes, seed, gain, self.below, unit=self.unit)
+        return random_values(self.inputs, sizes, seed, gain, self.below, unit=bool(self.unit))
 
     def usual_sizes(self, found: list[Sizes]) -> Sizes:
         """Return sizes as in ordinary use: batch 1, and for the others those in the graph's metadata or common ones.
@@ -216,9 +217,10 @@ class Search:
         pixels.
         """
         found = next((gain for gain in USUAL_GAINS if self._finite(self.random_call(sizes, 0, gain))), None)
-        if found is None:
-            self.unit = True
-            self.unit = self._finite(self.random_call(sizes, 0, 1.0))
+        if found is None and not self.unit:
+            self.unit = NOT_FINITE
+            if not self._finite(self.random_call(sizes, 0, 1.0)):
+                self.unit = ""
         return found or 1.0
 
     def more(
@@ -294,6 +296,11 @@ class Search:
         outputs = self.run(feeds).items()
         return {name: out for name, out in outputs if isinstance(out, np.ndarray) and out.dtype.kind == "f"}
 
+    @property
+    def range_description(self) -> str:
+        """Why real numbers are from 0 to 1; empty if they are not."""
+        return f"{UNIT_RANGE}{self.unit}" if self.unit else ""
+
     def description(self, found: list[Sizes]) -> str:
         """Describe which dynamic dimensions were varied and which were not."""
         values = {name: sorted({sizes[name] for sizes in found}) for name in self.kinds}
@@ -301,7 +308,7 @@ class Search:
         fixed = [f"{name} {some[0]}" for name, some in values.items() if len(some) == 1]
         parts = [f"dynamic sizes: {'; '.join(varied)}"] if varied else []
         parts += [f"runs at one size alone: {'; '.join(fixed)}"] if fixed else []
-        return "; ".join([f"ONNX Runtime, seeded inputs{UNIT_RANGE * self.unit}", *parts])
+        return "; ".join([f"ONNX Runtime, seeded inputs{self.range_description}", *parts])
 
 
 def _is_masked_alike(one: Array, other: Array) -> bool:
@@ -355,7 +362,7 @@ class Probes:
         below: Upper bound of integers without known meaning; one of `INTEGER_BOUNDS`.
         seed: Seed of the first probe with another gain; the next ones follow it.
         held: Inputs with fixed values, as nested lists.
-        unit: See `Search`.
+        unit: Whether what would be normal random inputs are numbers from 0 to 1.
     """
 
     plain: tuple[dict[str, Array], ...]
@@ -415,17 +422,24 @@ def probes(
     primes = {**FIRST_SIZES, "batch": FEW_BATCH_SIZES} if expensive else FIRST_SIZES
     usual = {kind: (*primes[kind], *_metadata_sizes(model, kind), *USUAL_SIZES[kind]) for kind in FIRST_SIZES}
     numbers = INTEGER_BOUNDS if any(one.dtype.kind in "iu" for one in inputs) else INTEGER_BOUNDS[:1]
-    for below, kinds in product(numbers, _dimension_kinds(inputs)):
-        search = Search(inputs, run, kinds, usual, below, len(FEW_BATCH_SIZES) if expensive else WANTED_ASSIGNMENTS)
+    wanted = len(FEW_BATCH_SIZES) if expensive else WANTED_ASSIGNMENTS
+    reals = ("", NOT_RUNNING) if any(one.dtype.kind == "f" for one in inputs) else ("",)
+    failed: Search | None = None
+    for unit, below, kinds in product(reals, numbers, _dimension_kinds(inputs)):
+        if unit and failed is not None and isinstance(failed.cause, (MemoryError, RepaconvError)):
+            break  # it runs on no numbers
+        search = Search(inputs, run, kinds, usual, below, wanted, unit=unit)
         if found := search.assignments():
             gain = search.gain(found[0])
             unchanged, usually = _integer_outputs(model) - input_independent_outputs(model), search.usual_sizes(found)
             plain = tuple(search.random_call(sizes, seed, gain) for seed, sizes in enumerate(found))
             more = partial(search.more, plain, found, gain, unchanged)
-            text, unit = search.description(found), search.unit
-            return Probes(plain, more, text, usually, found[0], gain, below, len(found), unit=unit)
-    why = Unrunnable(search.problem, [one.name for one in inputs], _suspects(model, inputs, search.problem))
-    raise why from search.cause
+            text, in_unit_range = search.description(found), bool(search.unit)
+            return Probes(plain, more, text, usually, found[0], gain, below, len(found), unit=in_unit_range)
+        failed = failed if unit else search
+    problem, cause = (failed.problem, failed.cause) if failed else ("", None)
+    why = Unrunnable(problem, [one.name for one in inputs], _suspects(model, inputs, problem))
+    raise why from cause
 
 
 SAMPLE = "the sample inputs"
@@ -460,8 +474,8 @@ def _probes_from_sample(
     gain, unchanged = search.gain(sizes), _integer_outputs(model) - input_independent_outputs(model)
     plain = (first, *(search.random_call(sizes, seed, gain) for seed in (1, 2)))
     more = partial(search.more, plain, [sizes], gain, unchanged)
-    text = f"ONNX Runtime, the sample that was given, and random inputs of its sizes{UNIT_RANGE * search.unit}"
-    return Probes(plain, more, text, sizes, sizes, gain, INTEGER_BOUNDS[-1], 1, held, search.unit)
+    text = f"ONNX Runtime, the sample that was given, and random inputs of its sizes{search.range_description}"
+    return Probes(plain, more, text, sizes, sizes, gain, INTEGER_BOUNDS[-1], 1, held, bool(search.unit))
 
 
 def _suspects(model: onnx.ModelProto, inputs: list[Input], problem: str) -> list[str]:

@@ -35,6 +35,7 @@ from repaconv.rewrites.fold.selections_of_concats import SELECTIONS_OF_CONCATS
 from repaconv.rewrites.fold.shared_weights import KEEP_SHARED, UNSHARE
 from repaconv.rewrites.fold.space_to_depth_convolutions import SPACE_TO_DEPTH
 from repaconv.rewrites.fold.transposes_around_elementwise import TRANSPOSES
+from repaconv.rewrites.fold.unread_channels import UNREAD_CHANNELS
 from repaconv.rewrites.fold.unread_tokens import READ_TOKENS
 from repaconv.rewrites.fold.unstacked_branches import UNSTACK
 
@@ -83,6 +84,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     TRANSPOSES,
     KEEP_SUMS,
     CONVOLUTION,
+    UNREAD_CHANNELS,
     SPACE_TO_DEPTH,
     PATCH_MERGING,
     UNSTACK,

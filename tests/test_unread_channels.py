@@ -1,0 +1,205 @@
+"""unread-channels: channels that are zero or unread are dropped from convolutions of any size, together with all that
+computes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from test_fold_onnx import graph
+
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
+from repaconv.verification.float64_graphs import ReferenceEvaluation
+
+RANDOM = np.random.default_rng(0)
+SHAPE = (2, 8, 7, 6)
+SAME = {"pads": [1, 1, 1, 1]}
+DEPTHWISE = {**SAME, "group": 6}
+
+
+def without(numbers, rows=(), columns=()):
+    """The numbers with zeros in these rows and columns."""
+    numbers = numbers.copy()
+    numbers[list(rows)] = 0
+    if columns:
+        numbers[:, list(columns)] = 0
+    return numbers
+
+
+FIRST, SECOND, BACK = (RANDOM.standard_normal(shape) for shape in ((6, 8, 3, 3), (4, 6, 3, 3), (8, 6, 3, 3)))
+NUMBERS = {
+    "first": FIRST,
+    "first_pruned": without(FIRST, rows=(1, 3)),
+    "second": SECOND,
+    "second_pruned": without(SECOND, columns=(2, 4)),
+    "third": RANDOM.standard_normal((3, 4, 3, 3)),
+    "back_pruned": without(BACK, columns=(0, 5)),
+    "up_pruned": np.swapaxes(without(RANDOM.standard_normal((4, 6, 2, 2)), columns=(0, 1, 2)), 0, 1),
+    "depthwise": RANDOM.standard_normal((6, 1, 3, 3)),
+    "bias": RANDOM.standard_normal(6),
+    "bias_pruned": without(RANDOM.standard_normal(6), rows=(1, 3)),
+    "half": np.array(0.5),
+    "one": np.array(1.0),
+    "slope": RANDOM.standard_normal((6, 1, 1)),
+    "shift": RANDOM.standard_normal((1, 6, 1, 1)),
+    "begin": np.array([1]),
+    "end": np.array([4]),
+    "axis": np.array([1]),
+    "places": np.array([5, 0, 3]),
+    "place": np.array(2),
+    "parts": np.array([3, 1, 2]),
+    "gamma": without(RANDOM.standard_normal(6), rows=(0,)),
+    "beta": without(RANDOM.standard_normal(6), rows=(0,)),
+    "mean": RANDOM.standard_normal(6),
+    "variance": RANDOM.random(6) + 0.5,
+    "no_region": np.array([], np.float64),
+    "scales": np.array([1, 1, 2, 2], np.float32),
+}
+CROP = ("Slice", "a begin end axis")
+
+
+def weights_after_folding(rows, shape=SHAPE, outputs=("y",)):
+    """The shapes of all weights with four axes; all outputs are the same in float64."""
+    model = graph(rows, NUMBERS, {"x": shape}, outputs, opset=18)
+    after, _ = rewritten(model, FOLDS)
+    onnx.checker.check_model(after, full_check=True)
+    x = RANDOM.standard_normal(SHAPE)
+    before, behind = (ReferenceEvaluation(each).run({"x": x}) for each in (model, after))
+    for name, right in before.items():
+        assert right.any()
+        np.testing.assert_allclose(behind[name], right, rtol=0, atol=1e-12 * np.abs(right).max())
+    found = {weight.name: weight for weight in after.graph.initializer}
+    read = [name for node in after.graph.node if node.op_type.startswith("Conv") for name in node.input[1:2]]
+    return [numpy_helper.to_array(found[name]).shape for name in dict.fromkeys(read)]
+
+
+@pytest.mark.parametrize("shape", [SHAPE, ("n", 8, "h", "w")])
+@pytest.mark.parametrize(
+    "between",
+    [
+        [("Relu", "a", "b")],
+        [("Sigmoid", "a", "s"), ("Mul", "a s", "b")],
+        [("PRelu", "a slope", "b")],
+        [("MaxPool", "a", "b", {"kernel_shape": [2, 2]})],
+        [("Relu", "a", "r"), ("Resize", "r no_region scales", "b")],
+        [("Relu", "a", "r"), ("Conv", "r depthwise", "d", DEPTHWISE), ("Relu", "d", "b")],
+        [("Relu", "a", "r"), ("GlobalAveragePool", "r", "g"), ("Sigmoid", "g", "s"), ("Mul", "r s", "b")],
+    ],
+    ids=["relu", "silu", "prelu", "pool", "resize", "depthwise", "attention"],
+)
+def test_channels_that_are_zero_are_dropped(between, shape):
+    found = weights_after_folding(
+        [("Conv", "x first_pruned bias_pruned", "a", SAME), *between, ("Conv", "b second", "y", SAME)], shape
+    )
+    assert (4, 8, 3, 3) in found
+    assert (4, 4, 3, 3) in found
+
+
+def test_channels_that_the_next_weight_ignores_are_dropped():
+    rows = [("Conv", "x first bias", "a", SAME), ("Sigmoid", "a", "b"), ("Conv", "b second_pruned", "y", SAME)]
+    assert weights_after_folding(rows) == [(4, 8, 3, 3), (4, 4, 3, 3)]
+
+
+def test_a_batch_norm_that_gives_zero_drops_its_channel():
+    rows = [
+        ("Conv", "x first", "a", SAME),
+        ("Relu", "a", "r"),
+        ("BatchNormalization", "r gamma beta mean variance", "n"),
+        ("Relu", "n", "b"),
+        ("Conv", "b second", "y", SAME),
+    ]
+    assert weights_after_folding(rows) == [(5, 8, 3, 3), (4, 5, 3, 3)]
+
+
+def test_a_residual_branch_gets_narrower_inside_only():
+    rows = [
+        ("Conv", "x first bias", "a", SAME),
+        ("Relu", "a", "b"),
+        ("Conv", "b back_pruned", "c", SAME),
+        ("Add", "c x", "s"),
+        ("Relu", "s", "y"),
+    ]
+    assert weights_after_folding(rows) == [(4, 8, 3, 3), (8, 4, 3, 3)]
+
+
+def test_a_transposed_convolution_drops_channels_as_well():
+    rows = [
+        ("Conv", "x first bias", "a", SAME),
+        ("Relu", "a", "b"),
+        ("ConvTranspose", "b up_pruned", "y", {"strides": [2, 2]}),
+    ]
+    assert weights_after_folding(rows) == [(3, 8, 3, 3), (3, 4, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "count"),
+    [
+        ([("Relu", "a", "r"), ("Slice", "r begin end axis", "y")], 3),
+        ([("Relu", "a", "r"), ("Gather", "r places", "y", {"axis": 1})], 3),
+        ([("Sigmoid", "a", "r"), ("Gather", "r place", "y", {"axis": 1})], 1),
+        (
+            [
+                ("Split", "a parts", "p q r", {"axis": 1}),
+                ("Relu", "q", "s"),
+                ("Sigmoid", "r", "t"),
+                ("Mul", "s t", "y"),
+            ],
+            3,
+        ),
+        ([("Split", "a", "p q", {"axis": 1, "num_outputs": 2}), ("Relu", "q", "y")], 3),
+    ],
+    ids=["slice", "gather", "gather-one", "split", "split-evenly"],
+)
+def test_channels_that_no_selection_reads_are_dropped(rows, count):
+    assert weights_after_folding([("Conv", "x first bias", "a", SAME), *rows]) == [(count, 8, 3, 3)]
+
+
+def test_channels_are_dropped_along_a_chain_of_layers():
+    """Of the last layer one channel is read, for which the layer before it computes all, and before a slice three."""
+    rows = [
+        ("Conv", "x first bias", "a", SAME),
+        ("Relu", "a", "r"),
+        ("Slice", "r begin end axis", "s"),
+        ("Concat", "s s", "d", {"axis": 1}),
+        ("Conv", "d second", "b", SAME),
+        ("Tanh", "b", "t"),
+        ("Conv", "t third", "c", SAME),
+        ("Gather", "c place", "y", {"axis": 1}),
+    ]
+    assert weights_after_folding(rows) == [(3, 8, 3, 3), (4, 3, 3, 3), (1, 4, 3, 3)]
+
+
+def test_a_weight_that_two_layers_read_stays_shared():
+    rows = [
+        ("MaxPool", "x", "p", {"kernel_shape": [1, 1], "strides": [2, 2]}),
+        *[
+            row
+            for name in "xp"
+            for row in (
+                ("Conv", f"{name} first bias", f"{name}a", SAME),
+                ("Tanh", f"{name}a", f"{name}b"),
+                ("Conv", f"{name}b second_pruned", f"{name}y", SAME),
+            )
+        ],
+    ]
+    assert weights_after_folding(rows, outputs=("xy", "py")) == [(4, 8, 3, 3), (4, 4, 3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs"),
+    [
+        ([("Sigmoid", "a", "b")], ("y",)),
+        ([("Add", "a shift", "b")], ("y",)),
+        ([("Relu", "a", "b")], ("y", "a")),
+        ([("Relu", "a", "r"), ("Softmax", "r", "b", {"axis": 1})], ("y",)),
+        ([("Relu", "a", "r"), ("Conv", "x first", "c", SAME), ("Add", "r c", "b")], ("y",)),
+    ],
+    ids=["sigmoid", "shift", "output", "softmax", "sum"],
+)
+def test_channels_stay_that_are_not_zero_or_read_elsewhere(rows, outputs):
+    found = weights_after_folding(
+        [("Conv", "x first_pruned bias_pruned", "a", SAME), *rows, ("Conv", "b second", "y", SAME)], outputs=outputs
+    )
+    assert (4, 6, 3, 3) in found

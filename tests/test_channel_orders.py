@@ -20,6 +20,8 @@ CONSTANTS = {
     "twice": np.int64([0, 0, 1]),
     **{name: np.int64([number]) for name, number in (("last", -1), ("end", -99), ("one", 1))},
     **{name: np.int64(number) for name, number in (("i0", 0), ("i1", -2), ("i2", 2))},
+    "colors": np.int64([1, 3, 1, 1]),
+    "larger": np.int64([1, 2, 2, 1]),
     "full": np.float32(255),
     "mean": np.float32([0.485, 0.456, 0.406]).reshape(1, 3, 1, 1),
     "std": np.float32([0.229, 0.224, 0.225]).reshape(3, 1, 1),
@@ -127,8 +129,19 @@ def test_an_order_of_the_last_axis():
     assert after(rows, "float[1, 6, 5, 3] x") == ["Transpose", "Conv"]
 
 
-def test_a_gray_image_in_place_of_three_colors():
-    assert after(f"z = Concat <axis = 1> (x, x, x) {PADDED}", "float[1, 1, 6, 6] x") == ["Conv"]
+@pytest.mark.parametrize("rows", ["z = Concat <axis = 1> (x, x, x)", "z = Expand(x, colors)", "z = Tile(x, colors)"])
+def test_a_gray_image_in_place_of_three_colors(rows):
+    assert after(f"{rows} {PADDED}", "float[1, 1, 6, 6] x") == ["Conv"]
+
+
+def test_a_gray_image_is_normalized_in_the_convolution():
+    assert after(f"f = Tile(x, colors) {NORM} {UNPADDED}", "float[1, 1, 6, 6] x") == ["Conv"]
+    assert "Tile" in after(f"f = Tile(x, colors) {NORM} {PADDED}", "float[1, 1, 6, 6] x")
+
+
+def test_an_image_whose_rows_are_repeated_as_well_stays():
+    rows = f"z = Tile(x, larger) {PADDED}"
+    assert after(rows, "float[1, 2, 6, 6] x", width=4) == ["Tile", "Conv"]
 
 
 TWO_VALUES = "s = Sin(x) p = Gather <axis = 1> (x, i0) u = Unsqueeze(p, one) z = Concat <axis = 1> (u, s)"

@@ -323,8 +323,8 @@ RIGHT = ("Conv", "t r", "e")
     ("rows", "wanted"),
     [
         ([("Split", "n s", "u t", {"axis": 1}), RIGHT, ("Conv", "u r", "d"), ("Mul", "d e", "y")], ["Mul", "Split"]),
-        ([("Slice", "n zero three one", "t"), (*RIGHT[:2], "y")], ["Slice"]),
-        ([("Gather", "n i", "t", {"axis": 1}), (*RIGHT[:2], "y")], ["Gather"]),
+        ([("Slice", "n zero three one", "t"), (*RIGHT[:2], "y")], []),  # the others are computed no more
+        ([("Gather", "n i", "t", {"axis": 1}), (*RIGHT[:2], "y")], []),
     ],
     ids=["split", "slice", "gather"],
 )
@@ -524,3 +524,17 @@ def test_scaled_channels_that_are_padded_need_no_gather(pads):
     ]
     weights = {"s": np.array([2.0, 3.0, 5.0]), **integers(f=[1], t=[4], axis=[2], p=pads)}
     assert operators(rows, weights, shape=(2, 5, 6)) == ["Exp", "Mul", "Pad", "Sin", "Slice"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ([CONV, ("Neg", "c", "n"), ("Relu", "n", "y")], ["Conv", "Relu"]),
+        ([CONV, ("Relu", "c", "r"), ("Neg", "r", "n"), ("Conv", "n kv", "y", SAME)], ["Conv", "Conv", "Relu"]),
+        ([CONV, ("MaxPool", "c", "p", POOL), ("Neg", "p", "y")], ["Conv", "MaxPool", "Neg"]),
+        ([CONV, ("AveragePool", "c", "p", POOL), ("Neg", "p", "y")], ["AveragePool", "Conv"]),
+    ],
+    ids=["before", "after", "past-maxima", "past-means"],
+)
+def test_a_convolution_absorbs_a_sign(rows, wanted):
+    assert operators(rows, {}) == wanted

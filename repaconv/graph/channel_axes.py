@@ -76,13 +76,17 @@ class ScaleAndShift(NamedTuple):
 def affine_of(
     node: ir.Node, numbers: Callable[[ir.Value | None], Array | None] = constant
 ) -> tuple[ir.Value, ScaleAndShift] | None:
-    """Return the input of a BatchNormalization, Mul, Div, Add or Sub, and its constants; None without constants.
+    """Return the input of a BatchNormalization, Neg, Mul, Div, Add or Sub, and its constants; None without constants.
 
     ``numbers`` reads a constant.
     """
     out, rank = node.outputs[0], rank_of(node.outputs[0])
-    if node.domain or node.op_type not in ("BatchNormalization", *ARITHMETIC):
+    if node.domain or node.op_type not in ("BatchNormalization", "Neg", *ARITHMETIC):
         return None
+    if node.op_type == "Neg":
+        x = node.inputs[0]
+        floats = x is not None and not is_constant(x) and x.dtype is not None and x.dtype.is_floating_point()
+        return (x, ScaleAndShift(np.full((1,) * rank, -1.0), None)) if x is not None and floats and rank else None
     if node.op_type == "BatchNormalization":
         both, x = batchnorm(node), node.inputs[0]
         column = (1, -1, *[1] * (rank - 2))  # channels are axis 1 of an output of unknown rank, too
@@ -130,7 +134,7 @@ def scale_and_shift(
     """Return what a node multiplies the channels of a value by and adds to them, or None.
 
     Args:
-        node: A BatchNormalization, whose channel axis is always 1, or an Add, Sub, Mul or Div with a constant.
+        node: A BatchNormalization, whose channel axis is always 1, a Neg, or an Add, Sub, Mul or Div with a constant.
         axis: `LAST` or `IMAGE`.
         least: See `channel_axis`.
         numbers: Reads the constant.

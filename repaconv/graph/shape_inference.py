@@ -267,6 +267,14 @@ def _expand(known: Integers, node: ir.Node) -> list[Size] | None:
     ]
 
 
+def _tile(_known: Integers, node: ir.Node) -> list[Size] | None:
+    """Infer the output shape of a Tile, of which ONNX's own inference leaves dynamic sizes open."""
+    before, repeats = sizes(node.inputs[0]), constant(node.inputs[1])
+    if before is None or repeats is None or repeats.size != len(before):
+        return None
+    return [product([size, int(count)]) for size, count in zip(before, repeats, strict=True)]
+
+
 def _broadcast_size(a: Size, b: Size, other: SymbolicSize) -> Size:
     """Return the broadcast of two sizes. Either of two dynamic sizes may be 1, so their result is a new size."""
     if a == b or b == 1:
@@ -364,6 +372,7 @@ def _as_input(_known: Integers, node: ir.Node) -> tuple[Size, ...] | None:
 _SHAPES: dict[str, Callable[[Integers, ir.Node], Sequence[Size] | None]] = {
     "Reshape": _reshape,
     "Expand": _expand,
+    "Tile": _tile,
     "Range": _range,
     "ConstantOfShape": _of_shape,
     **dict.fromkeys(("Conv", "AveragePool", "MaxPool"), _windowed),

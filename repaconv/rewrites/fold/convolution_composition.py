@@ -235,6 +235,9 @@ def _before_selections(image: _Channels, most: int) -> _Channels | None:
         return _before_concat(image, node, most)
     if node.op_type == "Transpose":
         return _before_selections(_past_transposes(image), most)
+    if node.op_type in ("Expand", "Tile"):
+        repeated = _before_repetition(image, node)
+        return None if repeated is None else _before_selections(repeated, most) or repeated
     scaled = scaled_channels(node, axis)
     if scaled is None:
         return None
@@ -271,6 +274,18 @@ def _past_transposes(image: _Channels) -> _Channels:
         order = perm_of(node, len(image.axes))
         image = image._replace(source=x, axes=tuple(order[axis] for axis in image.axes))
     return image
+
+
+def _before_repetition(image: _Channels, node: ir.Node) -> _Channels | None:
+    """The channels before an Expand or a Tile that repeats them, such as those of a gray image, and nothing else."""
+    x, axis = node.inputs[0], image.axes[1]
+    before, after = sizes(x), sizes(image.source)
+    if x is None or before is None or after is None or len(before) != len(after):
+        return None
+    if any(one != other for at, (one, other) in enumerate(zip(before, after, strict=True)) if at != axis):
+        return None
+    width = before[axis]
+    return image._replace(source=x, places=image.places % width) if isinstance(width, int) and width else None
 
 
 def _before_concat(image: _Channels, concat: ir.Node, most: int) -> _Channels | None:
@@ -339,7 +354,7 @@ def compose_in_series(model: ir.Model, rewrite: str) -> Iterator[Change]:
             yield from _into_convolution_before(model, node, rewrite)
         elif node.op_type == "ConvTranspose":
             yield from _scale_before_transposed(model, node, rewrite)
-        elif node.op_type in ("Mul", "Div", "Add", "Sub", "BatchNormalization"):
+        elif node.op_type in (*ARITHMETIC, "Neg", "BatchNormalization"):
             yield from _into_readers(model, node, rewrite)
 
 

@@ -15,6 +15,7 @@ from repaconv.graph.graph_without_weights import EXTERNAL_LOCATION, MOST_KEPT_EN
 from repaconv.graph.models_in_onnx_ir import read, rewrite, write_like
 from repaconv.graph.onnx_files import subgraphs_of
 from repaconv.graph.operator_facts import HALVES
+from repaconv.graph.weights_in_files import in_file
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def rewritten_in_float64(
         initializers[name].const_value = lazy
         given[lazy] = weight
     changes = rewrite(graph, rewrites, observe(graph) if observe else None)
-    weights, unchanged = {}, {}
+    weights, unchanged = dict[str, "ir.TensorProtocol"](), {}
     for name, value in initializers.items():
         known = value.const_value
         if known is None or known.dtype != ir.DataType.DOUBLE or known.size <= MOST_KEPT_ENTRIES:
@@ -83,7 +84,10 @@ def rewritten_in_float64(
         if known in given:
             unchanged[name] = given[known]
         value.const_value = ir.ExternalTensor(EXTERNAL_LOCATION, None, None, known.dtype, shape=known.shape, name=name)
-    return Float64Graph(write_like(typed, graph), weights, unchanged), changes
+    found = write_like(typed, graph)
+    written = in_file(weight for name, weight in weights.items() if name not in unchanged)
+    weights = {name: written.get(weight, weight) for name, weight in weights.items()}
+    return Float64Graph(found, weights, unchanged), changes
 
 
 def _converted(weight: onnx.TensorProto, kind: ir.DataType) -> ir.TensorProtocol:

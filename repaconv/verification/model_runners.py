@@ -278,7 +278,8 @@ class ImageSession:
 
 
 FILE_BYTES, LARGE_BYTES = 2**23, 2**29
-"""Bytes of weights from which a session that is not timed reads them from a file, and keeps no prepacked copy."""
+"""Bytes of weights from which a session reads them from a file; from which one that is not timed keeps no prepacked
+copy."""
 
 
 def load_onnx(
@@ -290,8 +291,8 @@ def load_onnx(
 ) -> Session:
     """Open an ONNX Runtime session on all cores that this process may use.
 
-    Weights of a model in memory are passed as arrays: serializing and parsing them would hold three copies. Many are
-    written to a temporary file, one by one, which the runtime maps; of arrays, it makes two more copies.
+    Weights of a model in memory are passed apart from it: serializing and parsing them would hold three copies. See
+    `weights_in_file`.
 
     Args:
         model: A path, a serialized model or a model.
@@ -305,17 +306,43 @@ def load_onnx(
     spec = SessionSpec(threads=usable_cpus(), lean=lean, as_written=as_written)
     if isinstance(model, Path | bytes):
         return load_session(engine, model, replace(spec, weights=weights if isinstance(weights, Path) else None))
-    bare, apart = (model, weights) if weights else split_off_weights(model)
-    with ExitStack() as stack:
-        size = 0 if isinstance(apart, Path) else bytes_of(bare, apart)
-        if lean and not isinstance(apart, Path) and size >= FILE_BYTES:
-            with suppress(EnvironmentProblem, OSError):  # a full disk: they are passed as arrays then
-                folder = stack.enter_context(scratch_folder())  # the mapping outlives the file
-                bare, apart = refer_to_file(bare, apart, folder / "weights"), folder
-                spec = replace(spec, no_prepacking=size >= LARGE_BYTES)
-                release_freed_memory()
-        held = apart if isinstance(apart, Path) else {name: numbers() for name, numbers in apart.items()}
+    if isinstance(weights, Path):
+        return load_session(engine, model.SerializeToString(), replace(spec, weights=weights))
+    with weights_in_file(model, weights) as (bare, apart):
+        held: Path | dict[str, Array]
+        if isinstance(apart, Path):
+            held, spec = apart, replace(spec, no_prepacking=lean and _bytes_in(apart) >= LARGE_BYTES)
+        else:
+            held = {name: numbers() for name, numbers in apart.items()}
         return load_session(engine, bare.SerializeToString(), replace(spec, weights=held))
+
+
+@contextmanager
+def weights_in_file(
+    model: onnx.ModelProto, weights: Numbers | None = None
+) -> Iterator[tuple[onnx.ModelProto, Path | Numbers]]:
+    """Write a model's weights to a file, one by one, which sessions map; of arrays, they make two more copies.
+
+    Yields the model without them and the folder of the file, or the weights themselves if they are few or do not fit
+    onto the disk; `load_onnx` takes both. A session that was loaded needs the file no longer.
+
+    Args:
+        model: The model.
+        weights: Its external weights.
+    """
+    bare, apart = (model, weights) if weights else split_off_weights(model)
+    found: Path | Numbers = apart
+    with ExitStack() as stack:
+        if bytes_of(bare, apart) >= FILE_BYTES:
+            with suppress(EnvironmentProblem, OSError):  # a full disk
+                folder = stack.enter_context(scratch_folder())
+                bare, found = refer_to_file(bare, apart, folder / "weights"), folder
+                release_freed_memory()
+        yield bare, found
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 # Intermediate values of a torch module or an ONNX graph

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from repaconv.benchmark.interleaved_protocol import Measurement
     from repaconv.engines.contract import Feeds
+    from repaconv.graph.graph_without_weights import Numbers
 
 SLOWER_SPEEDUP = 0.98
 """A fold is reverted if the whole confidence interval of its speedup over the original is below this."""
@@ -152,14 +154,15 @@ def _measured(
 ) -> Measurement | None:
     """Measure both graphs in interleaved rounds; None if one does not run."""
     from repaconv.benchmark.interleaved_protocol import MOST_LOADS, Entrant, Protocol, measure
-    from repaconv.verification.model_runners import load_onnx
+    from repaconv.verification.model_runners import load_onnx, weights_in_file
 
-    def loaded(graph: Evaluated) -> Callable[[], Any]:
-        return partial(load_onnx(graph.single.model, timed=True).run, call.feeds)
+    def load(model: onnx.ModelProto, weights: Path | Numbers) -> Callable[[], Any]:
+        return partial(load_onnx(model, weights, timed=True).run, call.feeds)
 
-    entrants = {"given": Entrant(partial(loaded, given)), "folded": Entrant(partial(loaded, folded))}
     try:
-        return measure(entrants, Protocol(rounds, warmup_rounds=1, session_loads=loads or MOST_LOADS))
+        with weights_in_file(given.single.model) as one, weights_in_file(folded.single.model) as other:
+            entrants = {"given": Entrant(partial(load, *one)), "folded": Entrant(partial(load, *other))}
+            return measure(entrants, Protocol(rounds, warmup_rounds=1, session_loads=loads or MOST_LOADS))
     except Exception:  # runtimes raise errors of many classes; the verification reports why
         return None
 

@@ -21,6 +21,7 @@ from conftest import OFFICIAL
 from test_fold_onnx import graph
 
 import repaconv as rc
+from repaconv.cli import command_options
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
 from repaconv.stages.shared.option_dataclasses import Options, options_of
@@ -164,6 +165,19 @@ def test_every_help_has_an_example(repaconv):
         assert f"Example: repaconv {command}" in out
 
 
+def test_a_help_begins_with_what_its_command_is_about_and_says_it_in_few_columns(repaconv, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in [each.name for each in command_options.app.registered_commands]:
+        code, out, _ = repaconv(command, "--help")
+        assert code == 0
+        titles = re.findall("╭─ (.*?) ─", out)
+        assert titles[-1] == "General", command  # --format, --quiet, --help
+        assert "Output" not in titles or "Input" not in titles or titles.index("Input") < titles.index("Output")
+        typed = re.search(r"<(int|float|str|bool|path|list)|\[\[|\{[A-Z]| range", out)  # as Typer writes types
+        assert not typed, command
+        assert max(map(len, out.splitlines())) <= 80
+
+
 @pytest.mark.slow
 def test_the_demo_walks_the_whole_way(repaconv):
     code, out, _ = repaconv("demo", "--arch", "s12", "--rounds", "2")
@@ -188,6 +202,8 @@ def test_nothing_is_lost_when_the_reader_of_a_file_is_other_weights(repaconv, ti
         ("verify --inputs x.npz --count 3", "--count"),
         ("verify --images d --seed 1", "--seed"),
         ("verify --classes c.txt", "--classes"),
+        ("export --precision int8 --classes c.txt", "--classes"),
+        ("tune --classes c.txt", "--classes"),
         ("bundle --inputs x.npz --count 3", "--count"),
         ("export --onnx --no-simplify --simplifier onnxsim", "--simplifier"),
         ("export --onnx --images d", "--images"),

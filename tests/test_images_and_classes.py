@@ -159,6 +159,37 @@ def test_a_classifier_of_the_users_own_has_labels_from_folders_and_files(door, r
         rc.verify(inputs="many.npz")
 
 
+def test_export_and_tune_take_the_names_of_classes_that_their_message_asks_for(repaconv):
+    by_onnx(**MADE)
+    pictures(folders=2, each=34)
+    Path("classes.txt").write_text("".join(f"class_{number:02}\n" for number in (1, 0, *range(2, CLASSES))))
+    asked = {"precision": "int8", "images": "pictures"}
+    assert "no labels: 2 folders for 10 classes; give --classes FILE" in rc.export(**asked).scores
+    done = rc.export(**asked, classes="classes.txt")
+    assert "folder names, in the order of classes.txt" in done.scores
+    assert done.links[-1].accuracy.images == 32
+    seen = next(link for link in rc.verify().links if link.name == "int8")  # on the same images
+    assert seen.accuracy.images == 32
+    code, out, err = repaconv("export", "--precision", "int8", "--images", "pictures", "--classes", "classes.txt")
+    assert code in (0, 1), err
+    assert "in the order of classes.txt" in out
+
+    from repaconv.core.run_folder import find_run
+    from repaconv.sources.source_of_run import source_model_of
+    from repaconv.stages.tune.accuracy_loss import chosen_images
+    from repaconv.stages.tune.options import TuneOptions
+    from repaconv.stages.tune.stage import loss_dependencies
+
+    model, options = source_model_of(find_run(None)), TuneOptions(images="pictures", classes="classes.txt")
+    assert chosen_images(options, model).labeled
+    before = loss_dependencies(options, model)
+    Path("classes.txt").write_text("\n".join(f"class_{number:02}" for number in range(CLASSES)))
+    assert loss_dependencies(options, model) != before  # a result of other labels is no answer
+    Path("classes.txt").unlink()
+    gone = next(link for link in rc.verify().links if link.name == "int8")
+    assert (gone.verdict, "class names of its export" in gone.note) == ("not verified", True)
+
+
 def test_a_classifier_of_the_users_own_may_say_how_many_classes_it_has(repaconv):
     done = by_arch(classes="10")
     assert (done.scores.output, done.scores.source, done.classes) == ("logits", "--set classes", 10)

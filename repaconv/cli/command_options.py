@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from enum import Enum
 from functools import cached_property, wraps
-from inspect import Parameter, signature
+from inspect import Parameter, cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -18,10 +18,15 @@ from repaconv.cli.shell_completion import completion_of
 from repaconv.core.terminal import set_verbose
 from repaconv.deprecation import Deprecation
 from repaconv.stages.shared.option_dataclasses import (
+    GENERAL,
+    NAMES,
     PANEL_ORDER,
+    SHARE,
+    SIZE,
     NoEffect,
     OptionField,
     Options,
+    Text,
     options_of,
     refuse_without_effect,
     require_valid_names,
@@ -55,7 +60,13 @@ def with_typer_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 yield parameter.replace(annotation=_with_completion(name, hints[name]), kind=Parameter.KEYWORD_ONLY)
         if "quiet" in own:
-            all_of_it = typer.Option(False, "-v", "--verbose", help="Print every row and column of tables.")
+            all_of_it = typer.Option(
+                False,
+                "-v",
+                "--verbose",
+                help="Print every row and column of tables.",
+                rich_help_panel=GENERAL,
+            )
             yield Parameter("verbose", Parameter.KEYWORD_ONLY, default=all_of_it, annotation=bool)
 
     @wraps(command)
@@ -66,6 +77,14 @@ def with_typer_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
 
     listed = sorted(options(), key=_panel)
     called.__signature__ = signature(command).replace(parameters=listed)  # type: ignore[attr-defined]
+    called.placeholders = {  # type: ignore[attr-defined]
+        **{name: _placeholder(hint) for name, hint in hints.items()},
+        **{
+            each.name: _placeholder(each.typed_as, each.definition.text)
+            for one in types.values()
+            for each in options_of(one)
+        },
+    }
     called.options_types = tuple(types.values())  # type: ignore[attr-defined]
     called.former_options = {  # type: ignore[attr-defined]
         spelled: former._replace(what=spelled, use=each.option)
@@ -128,6 +147,20 @@ def _option(field: OptionField) -> Parameter:
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=option, annotation=field.typed_as)
 
 
+PLACEHOLDERS = {SIZE: "N|HxW", SHARE: "X%", NAMES: "NAME,..."}
+
+
+def _placeholder(typed: Any, text: Text | None = None) -> str:
+    """The value of an option in the help, if its definition names none: short, so that the help has the width."""
+    typed = getattr(typed, "__origin__", typed) if hasattr(typed, "__metadata__") else typed
+    plain = next((each for each in get_args(typed) if each is not type(None)), typed)
+    if isinstance(plain, type) and issubclass(plain, Enum):
+        return "|".join(each.value for each in plain)
+    if text is not None and text in PLACEHOLDERS:
+        return PLACEHOLDERS[text]
+    return {bool: "", int: "N", float: "X", Path: "PATH"}.get(plain, "NAME")
+
+
 # The app, the options shared by several commands, and how a command exits
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -150,8 +183,37 @@ class _Group(TyperGroup):
         return rest
 
 
+def _for_help(parameter: Any, placeholders: Mapping[str, str]) -> Any:
+    """A parameter as the help shows it: an argument without the type that its name tells, numbers without limits."""
+    shown = copy(parameter)
+    shown.min = shown.max = None
+    if shown.param_type_name == "argument":
+        shown.display_type_rich = lambda **_: ""
+    elif shown.metavar is None:
+        shown.metavar = placeholders.get(shown.name, "")
+    return shown
+
+
 class Strict(TyperCommand):
     """A Typer command that refuses options without effect and accepts the former names of options."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return ``--help``, which is listed among the general options."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.rich_help_panel = GENERAL
+            option.metavar = ""
+        return option
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line; Typer writes {FILE} for an argument that must be given."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, with the width for what is said, not for types and limits."""
+        shown, placeholders = copy(self), getattr(self.callback, "placeholders", {})
+        shown.params = [_for_help(each, placeholders) for each in self.params]
+        super(Strict, shown).format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. The former name of an option is replaced by the current one, with a notice."""
@@ -184,7 +246,8 @@ class _Command(CommandInfo):
     """A command whose Typer parameters are made when Typer asks for its callback: a process runs one command."""
 
     def __init__(self, written: Callable[..., Any], **settings: Any) -> None:
-        super().__init__(written.__name__.replace("_", "-"), cls=Strict, **settings)
+        described = [" ".join(each.split()) for each in cleandoc(written.__doc__ or "").split("\n\n")]
+        super().__init__(written.__name__.replace("_", "-"), cls=Strict, help="\n\n".join(described), **settings)
         self.written = written
         del self.callback
 
@@ -239,14 +302,22 @@ def out_option(help: str, default_text: str | None = None, panel: str | None = N
     return typer.Option("-o", "--out", help=help, show_default=default_text or True, rich_help_panel=panel)
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="Format of the results on stdout.")]
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="Format of the results on stdout.", rich_help_panel=GENERAL)
+]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print results and notices only: no progress, no list of files.")
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="Print results and notices only: no progress, no list of files.",
+        rich_help_panel=GENERAL,
+    ),
 ]
 RunArgument = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[RUN]",
+        metavar="RUN",
         help="Run folder made by `fold`.",
         show_default="the newest run",
     ),
@@ -254,7 +325,7 @@ RunArgument = Annotated[
 ModelArgument = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[RUN|MODEL.onnx]",
+        metavar="RUN|MODEL.onnx",
         help="Run folder made by `fold`, or one of its ONNX models if it has several.",
         show_default="the newest run",
     ),

@@ -86,7 +86,7 @@ def deploy(
     run_steps_and_exit("deploy", format, quiet, partial(deploy_by, options, checkpoint))
 
 
-@app.command(rich_help_panel=STEPS, epilog="Example: repaconv compare repaconv-out/ckpt other.onnx --speed")
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv compare a.onnx b.onnx --speed")
 def compare(
     reference: Annotated[
         Path, typer.Argument(metavar="A", help="The reference: run folder, ONNX model, engine or folded checkpoint.")
@@ -134,7 +134,7 @@ def gate(
     recipes: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RECIPE...",
+            metavar="RECIPE",
             help="Recipes: TOML files, see `repaconv new-recipe`.",
         ),
     ],
@@ -147,7 +147,12 @@ def gate(
             help="Also write the results to a file, e.g. junit:gate.xml; repeatable.",
         ),
     ] = None,
-    format: Annotated[GateFormat, typer.Option("--format", help="Format of the results on stdout.")] = GateFormat.text,
+    format: Annotated[
+        GateFormat,
+        typer.Option(
+            "--format", metavar="FORMAT", help="Format of the results on stdout: text, json, junit, github or markdown."
+        ),
+    ] = GateFormat.text,
     quiet: Quiet = False,
 ) -> None:
     """Fold, export, verify and benchmark what recipes name, for CI. The exit code is that of the worst check."""
@@ -194,7 +199,7 @@ def report(
     run: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RUN]...",
+            metavar="RUN",
             help="Run folder made by `fold`; several are compared in one table.",
             show_default="the newest run",
         ),
@@ -204,7 +209,12 @@ def report(
     ] = None,
     paper: Annotated[bool, typer.Option(help="Include the figures of the method's paper.")] = True,
     format: Annotated[
-        ReportFormat, typer.Option("--format", help="What to write; card is a model card (README.md) for model hubs.")
+        ReportFormat,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="What to write: html, markdown, json, or card, a model card (README.md) for model hubs.",
+        ),
     ] = ReportFormat.html,
     quiet: Quiet = False,
 ) -> None:
@@ -255,13 +265,17 @@ def table(
 # The search for the fastest configuration
 
 
-@app.command(rich_help_panel=SEARCH, epilog="Example: repaconv tune ckpt.pth --target x86-64")
+@app.command(
+    rich_help_panel=SEARCH,
+    epilog="Example: repaconv tune model.onnx --budget 300, or with a loss: "
+    "repaconv tune ckpt.pth --max-accuracy-drop 0.5% --images val/",
+)
 def tune(
     source: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[CKPT|RUN]",
-            help="Checkpoint or run folder to tune.",
+            metavar="RUN|FILE",
+            help="Run folder, checkpoint or ONNX model to tune.",
             show_default="the newest run",
         ),
     ] = None,

@@ -77,7 +77,8 @@ def inspect(
 
 
 @app.command(
-    rich_help_panel=STEPS, epilog="Example: repaconv fold ckpt.pth --method riformer, or repaconv fold model.onnx"
+    rich_help_panel=STEPS,
+    epilog="Example: repaconv fold ckpt.pth, repaconv fold net.pth --arch timm:resnet50, or repaconv fold model.onnx",
 )
 def fold(
     checkpoint: FoldArgument,
@@ -99,7 +100,7 @@ def fold(
     run_and_exit("fold", format, quiet, lambda progress: stage(checkpoint, **vars(options), progress=progress))
 
 
-@app.command(rich_help_panel=STEPS, epilog="Example: repaconv verify --inputs recorded.npz")
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv verify --images val/ --count 256")
 def verify(
     run: RunArgument = None,
     options: VerifyOptions = VerifyOptions(),
@@ -115,13 +116,15 @@ def verify(
     run_and_exit("verify", format, quiet, partial(verify_by, options, run))
 
 
-@app.command(rich_help_panel=STEPS, epilog="Example: repaconv export")
+@app.command(
+    rich_help_panel=STEPS, epilog="Example: repaconv export, or repaconv export --precision int8 --images val/"
+)
 def export(
     run: RunArgument = None,
     out: Annotated[
         Path | None, out_option("ONNX file to write.", "a file in the run folder", panel=option_dataclasses.OUTPUT)
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX (the only format).")] = True,
+    onnx: Annotated[bool, typer.Option("--onnx", hidden=True, help="Write ONNX (the only format).")] = True,
     options: ExportOptions = ExportOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
@@ -151,12 +154,12 @@ def build(
     run_and_exit("build", format, quiet, partial(build_by, options, run))
 
 
-@app.command(rich_help_panel=STEPS, epilog="Example: repaconv bench --target x86-64")
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv bench, or repaconv bench --precision int8 --threads 4")
 def bench(
     model: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN|MODEL.onnx|ENGINE]",
+            metavar="RUN|MODEL.onnx|ENGINE",
             help="What to measure.",
             show_default="the newest run",
         ),
@@ -168,6 +171,7 @@ def bench(
         typer.Option(
             "--host",
             rich_help_panel=option_dataclasses.MEASURE,
+            metavar="USER@BOARD",
             help="Measure on a board: send a bundle there by ssh and collect the result, e.g. user@orin.",
         ),
     ] = None,
@@ -184,6 +188,7 @@ def bench(
         typer.Option(
             "--objective",
             rich_help_panel=option_dataclasses.MEASURE,
+            metavar="|".join(OBJECTIVES),
             help="What to measure: latency (ms per inference) or throughput (images/s of several inferences at once).",
         ),
     ] = "latency",

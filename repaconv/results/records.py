@@ -224,12 +224,14 @@ class ImageSet(Record):
         count: The number of images that were taken.
         calibration: The positions, from 0, of the images that set the value ranges; all others evaluate. Empty if none
             was needed for that, as for FP16.
+        classes: The absolute path of the file with the names of the classes, if one was given.
     """
 
     path: str
     sha256: str
     count: int
     calibration: tuple[int, ...] = ()
+    classes: str = ""
 
 
 class FoldedLayer(Record):

@@ -40,6 +40,7 @@ Objective = Annotated[
     str,
     Option(
         "What to measure: latency (ms per inference) or throughput (images/s of several inferences at once).",
+        metavar="latency|throughput",
         panel=MEASURE,
     ),
 ]

@@ -79,7 +79,7 @@ class DeployOptions(Options):
             "Number of measured, interleaved rounds.",
             least=10,
             most=MOST_ROUNDS,
-            default_text="from the target",
+            default_text="from the target, usually 50",
             panel=MEASURE,
         ),
     ] = None

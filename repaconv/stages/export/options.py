@@ -7,10 +7,19 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from repaconv.deprecation import Deprecation
-from repaconv.stages.shared.common_options import AllowUnverified, Images, Target, Task, is_tune_result
+from repaconv.stages.shared.common_options import (
+    CLASSES_OF_IMAGES,
+    AllowUnverified,
+    Classes,
+    EvaluatedTask,
+    Images,
+    Target,
+    is_tune_result,
+)
 from repaconv.stages.shared.option_dataclasses import (
     BATCH,
     GRAPH,
+    IMAGES,
     PATTERNS,
     PRECISION,
     SHAPES,
@@ -38,6 +47,7 @@ class ExportOptions(Options):
             lambda options: options.precision != "int8" and not is_tune_result(options.preset),
             "nothing is quantized; give precision int8",
         ),
+        CLASSES_OF_IMAGES,
         NoEffect(
             ("keep_fp32",),
             lambda options: options.precision == "fp32" and not is_tune_result(options.preset),
@@ -119,11 +129,12 @@ class ExportOptions(Options):
     inputs: Annotated[
         str | Path | None,
         Option(
-            "Images (.npz: 'input' [N, C, H, W], optionally 'labels' [N]) to calibrate and evaluate a lower "
-            "precision on.",
-            panel=PRECISION,
+            "Images (.npz: 'input' [N, C, H, W], optionally 'labels' [N]) that calibrate and evaluate a lower "
+            "precision.",
+            panel=IMAGES,
         ),
     ] = None
     images: Images = None
-    task: Task = None
+    classes: Classes = None
+    task: EvaluatedTask = None
     allow_unverified: AllowUnverified = False

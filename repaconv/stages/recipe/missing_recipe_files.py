@@ -21,7 +21,7 @@ from repaconv.verification.tolerances import LINKS
 READ_FILES = {
     "convert": ("inputs", "images", "classes"),
     "verify": ("inputs", "images", "classes", "labels", "engine"),
-    "export": ("inputs", "images"),
+    "export": ("inputs", "images", "classes"),
     "bundle": ("inputs", "images"),
     "bench": ("against",),
 }

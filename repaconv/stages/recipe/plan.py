@@ -175,7 +175,8 @@ class LocatedRecipe(NamedTuple):
         form = None if self.recipe.preset == DEFAULT else self.recipe.preset
         kept = None if precision == "fp32" else section.keep_fp32
         changed = {"precision": precision, "preset": form, "keep_fp32": kept}
-        return ExportOptions.of(section, **changed, inputs=ranges.inputs, images=ranges.images)
+        images = {"inputs": ranges.inputs, "images": ranges.images, "classes": ranges.classes}
+        return ExportOptions.of(section, **changed, **images)
 
     def built(self) -> BuildOptions:
         """The options of build."""

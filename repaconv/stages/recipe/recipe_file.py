@@ -95,7 +95,7 @@ class ExportSection(ExportOptions):
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(("simplifier",), lambda options: not options.simplify, "no simplifier is run"),
         NoEffect(
-            ("inputs", "images", "keep_fp32"),
+            ("inputs", "images", "classes", "keep_fp32"),
             lambda options: set(options.precisions) <= {"fp32"} and not is_tune_result(options.preset),
             "it is for a lower precision, and precisions has none",
         ),

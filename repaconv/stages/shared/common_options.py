@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -96,7 +97,7 @@ RunPreset = Annotated[
     ),
 ]
 Threads = Annotated[
-    int | None, Option("Threads per inference.", least=1, default_text="from the target", panel=MEASURE)
+    int | None, Option("Threads per inference.", least=1, default_text="from the target, usually 1", panel=MEASURE)
 ]
 Workspace = Annotated[
     int | None,
@@ -138,6 +139,7 @@ Arch = Annotated[
     str | None,
     Option(
         "How to build the network: timm:NAME, torchvision:NAME, or FILE.py:FUNCTION (which runs that file).",
+        metavar="timm:NAME",
         panel=INPUT,
     ),
 ]
@@ -149,15 +151,16 @@ Labels = Annotated[
         panel=IMAGES,
     ),
 ]
-Task = Annotated[
-    str | None,
-    Option(
-        "What the network is for: classify, detect, segment, restore, keypoints, depth, embed, recognize or other; "
-        "decides how lower precision is evaluated.",
-        default_text="by the architecture, or the outputs",
-        panel=INPUT,
-    ),
-]
+_TASK = Option(
+    "What the network is for: classify, detect, segment, restore, keypoints, depth, embed, recognize or other; "
+    "decides how lower precision is evaluated.",
+    metavar="TASK",
+    default_text="by the architecture, or the outputs",
+    panel=INPUT,
+)
+Task = Annotated[str | None, _TASK]
+EvaluatedTask = Annotated[str | None, replace(_TASK, panel=IMAGES)]
+"""The same among the images that evaluate, of commands that take some."""
 ImageSize = Annotated[
     int | tuple[int, int] | None,
     Option(
@@ -185,7 +188,7 @@ Rounds = Annotated[
         "Number of measured, interleaved rounds.",
         least=2,
         most=MOST_ROUNDS,
-        default_text="from the target",
+        default_text="from the target, usually 50",
         panel=MEASURE,
     ),
 ]

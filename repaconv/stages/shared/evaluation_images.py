@@ -23,13 +23,24 @@ NO_IMAGES = (
 """Why a lossy model that passes on random images is not verified."""
 
 
-def image_set(split: Split | None, inputs: str | Path | None, images: str | Path | None) -> ImageSet | None:
+def image_set(
+    split: Split | None,
+    inputs: str | Path | None,
+    images: str | Path | None,
+    classes: str | Path | None,
+) -> ImageSet | None:
     """The record of an export's images; None if there were none, or they were random."""
     given = inputs or images
     if split is None or not given:
         return None
     path, count = Path(given).resolve(), split.given.shape[0]
-    return ImageSet(path=str(path), sha256=_sha256(path, count), count=count, calibration=tuple(split.calibration))
+    return ImageSet(
+        path=str(path),
+        sha256=_sha256(path, count),
+        count=count,
+        calibration=tuple(split.calibration),
+        classes=str(Path(classes).resolve()) if classes else "",
+    )
 
 
 def evaluation_images(source_model: SourceModel, exported: ExportArtefact, *, most: int | None = None) -> Inputs | str:
@@ -48,12 +59,15 @@ def evaluation_images(source_model: SourceModel, exported: ExportArtefact, *, mo
         return f"the images of its export, {path}, are not there any more; {EXPORT_AGAIN}"
     if _sha256(path, known.count) != known.sha256:
         return f"the images of its export, {path}, were changed since; {EXPORT_AGAIN}"
+    if known.classes and not Path(known.classes).exists():
+        return f"the class names of its export, {known.classes}, are not there any more; {EXPORT_AGAIN}"
     folder = path.is_dir()
     size = exported.image_size if isinstance(exported.image_size, tuple) else None
     given = choose_inputs(
         source_model,
         inputs=None if folder else path,
         images=path if folder else None,
+        classes=known.classes or None,
         count=known.count if folder else None,
         size=size,
         by_row=known.count > 1,

@@ -495,7 +495,7 @@ INPUT = "Input"
 TARGET = "Target"
 IMAGES = "Images and labels"
 SHAPES = "Shapes"
-PRECISION = "Lower precision"
+PRECISION = "Precision"
 GRAPH = "Graph"
 CONVERSION = "Conversion"
 TRAINING = "Training"
@@ -505,21 +505,23 @@ BASELINE = "Baseline"
 VERIFICATION = "Verification"
 CLUSTER = "Cluster"
 OUTPUT = "Output"
+GENERAL = "General"
 
 PANEL_ORDER = (
     INPUT,
     TARGET,
+    PRECISION,
     IMAGES,
     SHAPES,
-    PRECISION,
-    GRAPH,
     CONVERSION,
     TRAINING,
     SEARCH,
     MEASURE,
     BASELINE,
+    OUTPUT,
+    GRAPH,
     VERIFICATION,
     CLUSTER,
-    OUTPUT,
+    GENERAL,
 )
-"""The order of the groups in `--help`."""
+"""The order of the groups in `--help`: what is given most often comes first."""

@@ -353,7 +353,9 @@ def chosen_images(options: TuneOptions, source_model: SourceModel) -> Inputs:
         UsageProblem: If they are of another size; or see `choose_inputs`.
     """
     size = as_image_size(options.image_size)
-    given = choose_inputs(source_model, inputs=options.inputs, images=options.images, size=size)
+    given = choose_inputs(
+        source_model, inputs=options.inputs, images=options.images, classes=options.classes, size=size
+    )
     if size:
         require_same_size(given, size)
     return given

@@ -10,17 +10,20 @@ from typing import Annotated, ClassVar
 from repaconv.deprecation import Deprecation
 from repaconv.stages.bench.options import Objective
 from repaconv.stages.shared.common_options import (
+    CLASSES_OF_IMAGES,
     MOST_ROUNDS,
     AllowUnverified,
     BatchSize,
+    Classes,
+    EvaluatedTask,
     Images,
     Labels,
     Seed,
     Settings,
     Target,
-    Task,
 )
 from repaconv.stages.shared.option_dataclasses import (
+    IMAGES,
     MEASURE,
     NAMES,
     PRECISION,
@@ -45,15 +48,16 @@ class TuneOptions(Options):
             lambda options: options.max_disagreement is None and options.max_accuracy_drop is None,
             "they evaluate lower precision, which max_disagreement or max_accuracy_drop asks for",
         ),
+        CLASSES_OF_IMAGES,
     )
 
     target: Target = "x86-64"
     runtimes: Annotated[
         Sequence[str] | None,
         Option(
-            "Runtimes to try in addition to the target's own: names separated by commas, or auto for all that are "
-            "installed.",
+            "Runtimes to try in addition to the target's own: names separated by commas, e.g. openvino,torch-compiled.",
             text=NAMES,
+            default_text="auto: all that are installed and run ONNX models",
             panel=SEARCH,
         ),
     ] = None
@@ -65,7 +69,6 @@ class TuneOptions(Options):
         Option(
             "Tune graphs of one image size, N or HEIGHTxWIDTH: more rewrites apply to them. `export` with the result "
             "takes that size.",
-            metavar="N|HEIGHTxWIDTH",
             text=SIZE,
             default_text="dynamic if the network allows it",
             panel=SHAPES,
@@ -76,7 +79,7 @@ class TuneOptions(Options):
         Option(
             "Threads per inference; with --objective throughput, threads in total.",
             least=1,
-            default_text="from the target",
+            default_text="from the target, usually 1",
             panel=MEASURE,
         ),
     ] = None
@@ -86,7 +89,7 @@ class TuneOptions(Options):
             "Number of rounds of the final measurement.",
             least=2,
             most=MOST_ROUNDS,
-            default_text="from the target",
+            default_text="from the target, usually 50",
             panel=MEASURE,
         ),
     ] = None
@@ -122,12 +125,13 @@ class TuneOptions(Options):
         Option(
             "Images (.npz: 'input' [N, C, H, W], optionally 'labels' [N]): outputs are compared on some of them; for "
             "lower precision they are split into calibration and test images.",
-            panel=PRECISION,
+            panel=IMAGES,
         ),
     ] = None
     images: Images = None
+    classes: Classes = None
     labels: Labels = None
-    task: Task = None
+    task: EvaluatedTask = None
     seed: Seed = 0
     rewrites: Annotated[
         Sequence[str] | None,

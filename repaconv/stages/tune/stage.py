@@ -123,6 +123,7 @@ def loss_dependencies(options: TuneOptions, source_model: SourceModel) -> dict[s
         "nncf": version_of("nncf"),
         **({"task": task} if (task := options.task or source_model.folded.task) else {}),
         **({"labels": _labels_sha256(Path(options.labels))} if options.labels else {}),
+        **({"classes": sha256_of(Path(options.classes))} if options.classes else {}),
     }
 
 

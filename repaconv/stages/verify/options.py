@@ -15,9 +15,9 @@ from repaconv.stages.shared.common_options import (
     SEED_OF_RANDOM_IMAGES,
     Checkpoint,
     Classes,
+    EvaluatedTask,
     Images,
     Labels,
-    Task,
 )
 from repaconv.stages.shared.option_dataclasses import (
     IMAGES,
@@ -53,7 +53,7 @@ class VerifyOptions(Options):
     images: Images = None
     classes: Classes = None
     labels: Labels = None
-    task: Task = None
+    task: EvaluatedTask = None
     checkpoint: Checkpoint = None
     count: Annotated[
         int | None,

@@ -21,6 +21,10 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 former_module_names.install()
 
 if TYPE_CHECKING:
+    from repaconv.core.errors import EnvironmentProblem as EnvironmentProblem
+    from repaconv.core.errors import Refused as Refused
+    from repaconv.core.errors import RepaconvError as RepaconvError
+    from repaconv.core.errors import UsageProblem as UsageProblem
     from repaconv.stages.bench.compare import compare as compare
     from repaconv.stages.bench.estimate import estimate as estimate
     from repaconv.stages.bench.stage import bench as bench
@@ -79,13 +83,19 @@ _FILES = {
 __all__ = list(_FILES)
 
 
+ERRORS = ("EnvironmentProblem", "Refused", "RepaconvError", "UsageProblem")
+"""The exceptions, of `repaconv.core.errors`."""
+
+
 def __dir__() -> list[str]:
-    """Return the names of the stages only."""
-    return __all__
+    """Return the names of the stages and exceptions only."""
+    return [*__all__, *ERRORS]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a stage at its first use, so that `import repaconv` is fast."""
+    """Import a stage or an exception at its first use, so that `import repaconv` is fast."""
+    if name in ERRORS:
+        return getattr(import_module("repaconv.core.errors"), name)
     if name in _FILES:
         return getattr(import_module(f"repaconv.stages.{_FILES[name]}"), name)
     raise AttributeError(f"module 'repaconv' has no attribute {name!r}")

@@ -422,15 +422,37 @@ def test_ctrl_c_during_the_imports_shows_no_traceback():
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
-def test_the_package_shows_its_stages_and_results_are_short(tiny):
+def test_python_names_the_argument_that_it_does_not_have_and_takes_no_arrays_for_files(tiny):
+    rc.fold(tiny)
+    with pytest.raises(TypeError, match=r"^export\(\) has no argument 'presicion'. Did you mean precision\?$"):
+        rc.export(presicion="int8")
+    for array in (np.zeros((1, 3, 32, 32), np.float32), torch.zeros(1, 3, 32, 32)):
+        with pytest.raises(rc.UsageProblem, match=r"^inputs is an array in memory; it must be a path\.") as caught:
+            rc.verify(inputs=array)
+        assert "numpy.savez('inputs.npz', input=array)" in caught.value.hint
+    assert issubclass(rc.UsageProblem, rc.RepaconvError)
+
+
+def test_the_package_shows_its_stages_and_results_are_short(tiny, repaconv):
     import repaconv as package
 
-    assert dir(package) == sorted(package.__all__)
+    def printed_by(*command):
+        return "\n".join(line.rstrip() for line in repaconv(*command)[1].splitlines()).strip("\n")
+
+    assert dir(package) == sorted([*package.__all__, *package.ERRORS])
     done = package.fold(tiny)
-    assert repr(done) == str(done) == "<MethodFold passed repaconv-out/tiny/fold.json>"
+    assert repr(done) == "<MethodFold passed repaconv-out/tiny/fold.json>"
+    assert str(done) == printed_by("fold", tiny)
+    assert "\npassed: every fold within 1e-12" in str(done)
+    assert {"verdict", "facts", "model_dump"} < set(dir(done))
+    assert not {"construct", "model_config", "parse_obj", "schema_json"} & set(dir(done))
     assert dict(done.__rich_repr__())["method"] == "riformer"
     inspected = package.inspect(tiny)
-    assert repr(inspected) == str(inspected) == "<Inspection method='riformer' form='training'>"
+    assert repr(inspected) == "<Inspection method='riformer' form='training'>"
+    assert str(inspected) == printed_by("inspect", tiny)
+    package.export()
+    measured = package.bench(rounds=2)  # too few to conclude anything from
+    assert repr(measured) == "<BenchArtefact passed inconclusive repaconv-out/tiny/bench/x86-64.json>"
     assert repr(package.new_recipe(tiny)) == "<NewRecipe recipe='tiny.toml' method='riformer'>"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -9,14 +10,14 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import RepaconvError, escape_control_characters
 from repaconv.core.progress import LOGGER
-from repaconv.core.terminal import plain, relative_path, stderr, stdout
+from repaconv.core.terminal import as_wide_as_terminal, plain, relative_path, stderr, stdout
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,6 +101,15 @@ def print_result(done: Record) -> None:
     printed_by = next(TEXTS[kind.__name__] for kind in type(done).__mro__ if kind.__name__ in TEXTS)
     module, _, function = printed_by.rpartition(".")
     getattr(import_module(f"repaconv.{module}"), function)(done)
+
+
+def printed_text(done: Record) -> str:
+    """Return what `print_result` prints, as wide as the terminal if there is one; empty if it prints no such result."""
+    if not any(kind.__name__ in TEXTS for kind in type(done).__mro__):
+        return ""
+    with as_wide_as_terminal(), redirect_stdout(io.StringIO()) as text:
+        print_result(done)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
 
 
 def plain_data(record: Record) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+_WIDTH: ContextVar[int | None] = ContextVar("width", default=None)
 _VERBOSE = ContextVar("whole", default=False)
 PRINTED_ROWS = 10
 """Number of rows printed of a long table, unless -v asks for all."""
@@ -62,8 +65,18 @@ def stdout() -> Console:
     """Return the console for results (stdout)."""
     piped = not sys.stdout.isatty()
     columns = "" if is_verbose() else os.environ.get("COLUMNS", "")
-    width = (int(columns) if columns.isdecimal() else 0) or PIPED_WIDTH if piped else None
+    width = (int(columns) if columns.isdecimal() else 0) or _WIDTH.get() or PIPED_WIDTH if piped else None
     return _console()(highlight=False, emoji=False, soft_wrap=piped, width=width, color_system=_color_system())
+
+
+@contextmanager
+def as_wide_as_terminal() -> Iterator[None]:
+    """Print no wider than the terminal that stdout is now, also where stdout is redirected meanwhile."""
+    before = _WIDTH.set(shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    try:
+        yield
+    finally:
+        _WIDTH.reset(before)
 
 
 def stderr() -> Console:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import (
@@ -71,6 +72,13 @@ class Record(BaseModel):
             return plain
         former = {old: new for each in reversed(cls.__mro__) for old, new in vars(each).get("FORMER", {}).items()}
         return {former.get(name, name): value for name, value in plain.items()}
+
+    def __dir__(self) -> list[str]:
+        """Return the names without those of pydantic, but for the ones that make a dict or JSON of a result."""
+        kept = {"model_dump", "model_dump_json"}
+        return [
+            name for name in super().__dir__() if name in kept or name.startswith("__") or not hasattr(BaseModel, name)
+        ]
 
 
 class Fact(Record):
@@ -778,11 +786,12 @@ class Artefact(Record):
 
     def __repr__(self) -> str:
         """Return the class, the verdict and the file; all else is in the fields."""
-        return f"<{' '.join([type(self).__name__, self.verdict, *self.output_files[-1:]])}>"
+        doubted = ["inconclusive"] if getattr(self, "inconclusive", False) else []
+        return f"<{' '.join([type(self).__name__, self.verdict, *doubted, *self.output_files[-1:]])}>"
 
     def __str__(self) -> str:
-        """Return `repr`, since pydantic's own text is every field: a screen or more."""
-        return repr(self)
+        """Return what the command prints."""
+        return _as_printed(self)
 
     def __rich_repr__(self) -> Iterator[tuple[str, Any]]:
         """Its fields that are one value, for rich's printers."""
@@ -820,5 +829,11 @@ class Result(Record):
         return f"<{' '.join([type(self).__name__, *(f'{name}={getattr(self, name)!r}' for name in self.SHOWN)])}>"
 
     def __str__(self) -> str:
-        """Return `repr`, as a stored result does."""
-        return repr(self)
+        """Return what the command prints."""
+        return _as_printed(self)
+
+
+def _as_printed(done: Record) -> str:
+    """A result as its command prints it; its ``repr`` if no command prints it."""
+    printing = import_module("repaconv.cli.text_and_json_output")
+    return printing.printed_text(done) or repr(done)

@@ -21,7 +21,7 @@ from typing import (
     get_type_hints,
 )
 
-from repaconv.core.errors import UsageProblem
+from repaconv.core.errors import UsageProblem, did_you_mean
 from repaconv.deprecation import Deprecation
 
 if TYPE_CHECKING:
@@ -349,6 +349,12 @@ def validated(options: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions
     except ValidationError as error:
         wrong = problems(error, "", {})[0]
         name, said = wrong.keys[0], wrong.message.partition(": ")[2]
+        if type(given[name]).__name__ in ("ndarray", "Tensor"):
+            raise UsageProblem(
+                f"{name} is an array in memory; it must be a path.",
+                hint=f"Save it, e.g. numpy.savez('inputs.npz', input=array), and give {name}='inputs.npz'.",
+                code="usage.arguments",
+            ) from None
         raise UsageProblem(
             f"{name}={given[name]!r}: {said}",
             hint=f"{name}: {known[name].definition.help}",
@@ -476,6 +482,9 @@ def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..
     @wraps(stage)
     def called(*positional: Any, **given: Any) -> Result:
         given = renamed(given, options)
+        if unknown := next((name for name in given if name not in signature.parameters), ""):
+            near = did_you_mean(unknown, signature.parameters)
+            raise TypeError(f"{called.__name__}() has no argument {unknown!r}. {near}".rstrip())
         require_paths(stage, signature.bind(*positional, **given).arguments)
         own = [each.name for each in options_of(options) if each.name in given]
         wanted = validated(options, {name: given.pop(name) for name in own})

@@ -8,7 +8,7 @@ from folded_operators import operators_after_folding
 from test_fold_onnx import graph
 
 from repaconv.graph.compute_costs import known_macs
-from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.graph.models_in_onnx_ir import read, rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 RANDOM = np.random.default_rng(0)

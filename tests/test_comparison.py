@@ -14,6 +14,7 @@ from repaconv.verification.comparison import (
     Comparison,
     PerImage,
     PerNeighborhood,
+    largest_along_least_axis,
     link_between,
     overall_link,
 )
@@ -44,6 +45,21 @@ def test_rounding_explains_so_many_times_what_it_does_and_no_more(scale, kind):
     assert explained.tolerance.rtol == explained.metrics.max_rel_error > 1e-5
     assert compared(RIGHT + 1.1 * times * moved, moved=moved, kind=kind, scale=scale).reason == "exceeds_tolerance"
     assert compared(RIGHT + 0.9 * times * moved, scale=scale).reason == "exceeds_tolerance"
+
+
+@pytest.mark.parametrize("scale", [PerImage, PerNeighborhood])
+def test_rounding_explains_one_number_next_to_others_without_a_difference(scale):
+    found = RIGHT.copy()
+    found[2, 3] += 1e-4
+    link = compared(found, moved=np.full(RIGHT.shape, 1e-4), scale=scale)
+    assert (link.reason, link.figures.explained, link.figures.different) == ("explained_by_rounding", 1, None)
+
+
+def test_rounding_next_to_a_number_is_that_along_the_axis_where_numbers_are_smallest():
+    size, moved = np.array([[1.0, 8.0], [2.0, 16.0]]), np.array([[1.0, 2.0], [3.0, 4.0]])
+    least, there = largest_along_least_axis(size, moved)
+    np.testing.assert_array_equal(least, [[2, 8], [2, 16]])
+    np.testing.assert_array_equal(there, [[3, 2], [3, 4]])
 
 
 @pytest.mark.parametrize("scale", [PerImage, PerNeighborhood])

@@ -94,6 +94,12 @@ def test_a_large_constant_that_is_read_elsewhere_stays():
     assert kinds(rows, {"c": LARGER, "d": OTHER}, ("y", "y2")).count("Add") == 2
 
 
+def test_constants_that_other_operators_merge_to_another_constant_stay():
+    rows = [("Exp", "x", "z"), ("Add", "z c", "v"), ("Add", "v d", "y")]
+    rows += [("Sin", "x", "w"), ("Add", "w c", "u"), ("Sub", "u d", "y2")]
+    assert sorted(kinds(rows, {"c": LARGER, "d": OTHER}, ("y", "y2"))) == ["Add", "Add", "Add", "Exp", "Sin", "Sub"]
+
+
 def test_the_bias_of_a_layer_stays_beside_positions():
     rows = [("MatMul", "x w", "1"), ("Add", "1 b", "2"), ("Add", "2 p", "3"), ("Softmax", "3", "y")]
     numbers = {"w": RANDOM.standard_normal((5, 6)), "b": RANDOM.standard_normal(6), "p": RANDOM.standard_normal((4, 6))}

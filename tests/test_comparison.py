@@ -96,6 +96,14 @@ def test_an_output_that_moves_by_less_than_ten_tolerances_hides_a_fault_of_a_ten
     )
 
 
+@pytest.mark.parametrize("scale", [PerImage, PerNeighborhood])
+def test_an_output_that_moves_by_less_than_the_absolute_tolerance_verifies_nothing(scale):
+    for atol, reason in ((10.0, "constant_output"), (1e-3, "within_tolerance")):
+        one = Comparison("candidate", Tolerance(kind="exact", rtol=1e-5, atol=atol), scale=scale)
+        one.add({"y": RIGHT}, {"y": RIGHT})
+        assert [link.reason for link in one.links("onnx", "reference")] == [reason]
+
+
 def test_a_difference_fails_before_anything_is_called_not_verified():
     unsure = np.array([True, True, True, False])
     found = 1.1 * RIGHT[:4]

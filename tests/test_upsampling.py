@@ -130,10 +130,23 @@ def test_sizes_may_be_those_of_another_image(out, stride, count):
     given = graph(rows, weights, {"x": ("n", CHANNELS, "h", "w")})
     found, after = moved(given)
     assert found == count
+    slices = [node.op_type for node in after.graph.node].count("Slice")
+    assert slices == 2 + 2 * (found and out != CHANNELS)  # the other image has other channels
     for shape in ((2, CHANNELS, 5, 9), (1, CHANNELS, 16, 4)):
         feeds = {"x": RANDOM.standard_normal(shape)}
         right, other = (ReferenceEvaluation(each).run(feeds)["y"] for each in (given, after))
         assert float(np.abs(other - right).max()) < 1e-12 * float(np.abs(right).max())
+
+
+@pytest.mark.parametrize(("out", "operator"), [(CHANNELS, "MatMul"), (WIDTH, "Conv")])
+def test_a_map_of_upsampled_tokens_is_one_of_tokens_if_it_keeps_their_channels(out, operator):
+    weights = {"to": np.array([2, CHANNELS, 5, 6]), "w": normal(out, CHANNELS, 1, 1), "b": normal(out)}
+    weights |= {"r": np.zeros(0), "s": np.float32([1, 1, 2, 2])}
+    rows = [("Transpose", "x", "t", {"perm": [0, 2, 1]}), ("Reshape", "t to", "i")]
+    rows += [("Resize", "i r s", "u", LINEAR), ("Conv", "u w b", "y")]
+    count, after = moved(graph(rows, weights, {"x": (2, 30, CHANNELS)}))
+    found = [node.op_type for node in after.graph.node]
+    assert (count, [name for name in found if name in ("MatMul", "Conv")]) == (1, [operator])
 
 
 def test_images_of_the_largest_resolution_stay_together():

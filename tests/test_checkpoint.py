@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import repaconv as rc
 from repaconv.checkpoints import read_checkpoint, read_mmconfig
 from repaconv.checkpoints.checkpoint_reader import _find_prefix, _WeightSets
 from repaconv.core.errors import Refused
@@ -427,3 +428,26 @@ def test_a_mapping_that_a_file_refers_to_many_times_is_counted_once():
     assert weights.read == 1
     assert _find_prefix(Path("a.pth"), {f"set{place}": weights for place in range(50)}, "net") is None
     assert weights.read == 2
+
+
+@pytest.mark.parametrize("wrapper", ["_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module"])
+def test_names_that_torchs_wrappers_insert_are_removed_wherever_they_are(tmp_path, tiny_weights, wrapper):
+    outer = {f"{wrapper}.{name}": tensor for name, tensor in tiny_weights.items()}
+    inner = {name.replace(".mlp.", f".mlp.{wrapper}."): tensor for name, tensor in tiny_weights.items()}
+    torch.save(tiny_weights, tmp_path / "plain.pth")
+    plain = read_checkpoint(tmp_path / "plain.pth").tensors
+    for weights in (outer, inner):
+        torch.save(weights, tmp_path / "wrapped.pth")
+        assert read_checkpoint(tmp_path / "wrapped.pth").tensors.keys() == plain.keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool])
+def test_weights_of_an_architecture_that_are_no_floating_point_numbers_are_refused(tmp_path, dtype):
+    network = "from torch import nn\ndef net():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))\n"
+    (tmp_path / "own.py").write_text(network)
+    conv = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).state_dict()
+    torch.save({**conv, "0.weight": conv["0.weight"].to(dtype)}, tmp_path / "whole.pth")
+    with pytest.raises(Refused, match="0.weight holds .*, not floating point numbers") as told:
+        rc.fold(tmp_path / "whole.pth", arch=f"{tmp_path / 'own.py'}:net", out=tmp_path / "run")
+    assert told.value.code == "checkpoint.dtype"
+    assert not (tmp_path / "run").exists()

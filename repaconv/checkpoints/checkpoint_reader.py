@@ -40,8 +40,9 @@ AVERAGE_KEYS = (
     "model_ema_state_dict",
     "params_ema",
 )
-# Name parts inserted by wrappers: DistributedDataParallel and AveragedModel, torch.compile.
-WRAPPERS = ("module", "_orig_mod")
+# Name parts inserted by wrappers: DistributedDataParallel and AveragedModel, torch.compile, FSDP, activation
+# checkpointing.
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 # Prefixes common to all names, from attributes of Lightning modules and trainers.
 HOLDERS = ("model", "net", "student", "ema_model")
 # Counters of moving averages, stored among the weights.
@@ -52,6 +53,7 @@ NO_WEIGHTS = re.compile(f"{OPTIMIZER.pattern}|sched|scaler|message_hub")
 PLAIN_TENSORS = {
     "rebuild_qtensor": "tensor.dequantize(), or those before quantization",
     "rebuild_sparse": "tensor.to_dense()",
+    "numpy": "torch.from_numpy(array)",
     "rebuild_meta": "load the weights before saving, for this has a shape and no numbers",
 }
 """How to make plain tensors of others, by a part of the name of the function that reads them."""

@@ -32,8 +32,8 @@ def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> No
     for name, tensor in tensors.items():
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in FLOATS:
             raise _dtype(names.get(name, name), tensor, "not float16, bfloat16, float32 or float64")
-        if name.rpartition(".")[2] in TRAINED and not tensor.is_floating_point():
-            raise _dtype(names.get(name, name), tensor, "not floating point numbers")
+        if name.rpartition(".")[2] in TRAINED:
+            require_floats({name: tensor}, names)
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
             raise Refused(
@@ -47,6 +47,21 @@ def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> No
                 hint="The file is damaged. Use an earlier checkpoint.",
                 code="checkpoint.negative-variance",
             )
+
+
+def require_floats(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+    """Refuse tensors that are not floating-point numbers, e.g. quantized weights without their scales.
+
+    Args:
+        tensors: The tensors by name.
+        names: Those names to the names in the file; a name that is missing here is the file's own.
+
+    Raises:
+        Refused: ``checkpoint.dtype``.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise _dtype(names.get(name, name), tensor, "not floating point numbers")
 
 
 def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
@@ -76,8 +91,8 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
                 hint="The file mixes two networks, or it was changed after training.",
                 code="checkpoint.shape",
             )
-        if wanted.is_floating_point() and not found.is_floating_point():
-            raise _dtype(names.get(name, name), found, "not floating point numbers")
+        if wanted.is_floating_point():
+            require_floats({name: found}, names)
         if wanted.dtype == torch.int64 and found.dtype not in INTEGERS and not name.endswith("num_batches_tracked"):
             raise _dtype(names.get(name, name), found, "not whole numbers")
 

@@ -326,7 +326,7 @@ def _build_and_load(arch: Architecture, found: Checkpoint) -> tuple[nn.Module, s
             module = build(_checkpoint_classes(module, weights))
     weights, named = (_with_batch_counts(module, each) for each in (weights, named))
     weights = named if set(named) == set(module.state_dict()) else weights
-    _require_same(arch, module, weights)
+    _require_same(arch, module, weights, found.names)
     module.load_state_dict(weights, strict=True, assign=True)
     return module, prefix
 
@@ -440,8 +440,15 @@ def _checkpoint_classes(plain: nn.Module, weights: Mapping[str, Tensor]) -> int 
     return 0 if gone and not weights.keys() - own.keys() and heads == {2} else None
 
 
-def _require_same(arch: Architecture, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights of another network; the message lists missing and unexpected tensors and different shapes."""
+def _require_same(
+    arch: Architecture, module: nn.Module, weights: Mapping[str, Tensor], names: Mapping[str, str]
+) -> None:
+    """Refuse weights of another network; the message lists missing and unexpected tensors and different shapes.
+
+    What the network has as floating-point numbers must be such in the file, where its name is that of ``names``.
+    """
+    from repaconv.checkpoints.tensor_sanity_checks import require_floats
+
     own = module.state_dict()
     missing, more = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     shapes = [
@@ -450,6 +457,7 @@ def _require_same(arch: Architecture, module: nn.Module, weights: Mapping[str, T
         if name in weights and own[name].shape != weights[name].shape
     ]
     _require_none(arch, [("missing", missing), ("not in it", more), ("of another shape", shapes)])
+    require_floats({name: tensor for name, tensor in weights.items() if own[name].is_floating_point()}, names)
 
 
 def _require_none(arch: Architecture, mismatches: list[tuple[str, list[str]]]) -> None:

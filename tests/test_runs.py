@@ -203,6 +203,19 @@ def test_a_failed_verdict_stops_every_later_stage_but_not_what_corrects_it(tiny)
     assert rc.build(target="x86-64").unverified == ()
 
 
+def test_a_failed_export_stops_no_stage_that_uses_another(tiny):
+    rc.fold(tiny)
+    rc.export()
+    rc.export(precision="fp16")
+    verified = rc.verify()
+    links = [link.model_copy(update={"verdict": "failed"}) if link.name == "fp16" else link for link in verified.links]
+    run = run_folder.Run(RUN)
+    write_artefact(run.verify_json, verified.model_copy(update={"links": tuple(links), "verdict": "failed"}))
+    assert rc.bench(rounds=2).unverified == ()
+    with pytest.raises(GateFailed, match="failed: fp16"):
+        rc.bench(rounds=2, precision="fp16")
+
+
 def test_a_failed_build_stops_its_measurement(tiny):
     rc.fold(tiny)
     rc.export(precision="fp16")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from repaconv.core.files import (
     write_text,
 )
 from repaconv.core.progress import LOGGER
-from repaconv.results import KINDS, Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
+from repaconv.results import KINDS, Artefact, ExportArtefact, FoldArtefact, Link, Payload, VerifyArtefact
 
 OUT = Path("repaconv-out")
 LATEST = OUT / "latest"
@@ -386,7 +386,8 @@ def require_passed_checks(
     Args:
         run: The run; its verification is checked if it was of these weights.
         folded: The fold.
-        later: Other artifacts that the stage uses, with their paths.
+        later: Other artifacts that the stage uses, with their paths. If there is an export among them, failed links of
+            other exports do not matter.
         unverified: Continue anyway.
         exports: Whether a failed check of an export stops the stage, too. It does not stop ``export``, which replaces
             it, nor ``tune``, which looks for a better one.
@@ -400,11 +401,19 @@ def require_passed_checks(
     earlier: list[tuple[Artefact, Path]] = [(folded, run.fold_json)]
     if run.verify_json.is_file():
         verified = read_artefact(run.verify_json, VerifyArtefact)
-        failed = [link.name for link in verified.links if link.verdict == "failed"]
-        matters = exports or not failed or any(name in FOLD_LINKS for name in failed)
-        earlier += [(verified, run.verify_json)] if matters and verified.model_sha256 == folded.payload.sha256 else []
+        used = {artefact.variant for artefact, _ in later if isinstance(artefact, ExportArtefact)}
+        failed = [link for link in verified.links if link.verdict == "failed"]
+        stopping = [link for link in failed if link.name in FOLD_LINKS or (exports and not _of_another(link, used))]
+        if stopping or not failed:
+            verified = verified.model_copy(update={"links": tuple(stopping)})
+            earlier += [(verified, run.verify_json)] if verified.model_sha256 == folded.payload.sha256 else []
     noted = [require_passed(artefact, path, unverified=unverified) for artefact, path in (*earlier, *later)]
     return tuple(dict.fromkeys(word for words in noted for word in words))
+
+
+def _of_another(link: Link, used: Collection[str]) -> bool:
+    """Whether a link is of an export of another variant than those that are used, if any are."""
+    return bool(used and link.sha256) and link.name != "engine" and link.variant not in used
 
 
 def require_passed(artefact: Artefact, path: Path, *, unverified: bool) -> tuple[str, ...]:

@@ -36,6 +36,8 @@ BROKEN = [
     ('checkpoint = "c"\n[verify]\nrtol = { stored = 1e-6, ^onnnx = 1e-5 }\n', "Did you mean onnx?"),
     ('checkpoint = "c"\n[verify]\nrtol = { ^onnx = "small" }\n', "Relative tolerance of one link"),
     ('checkpoint = "c"\n[verify]\n^require = ["recordet"]\n', "Did you mean recorded?"),
+    ('checkpoint = "c"\n[verify]\n^require = ["onnx"]\n[export]\nprecisions = ["fp16"]\n', "or require 'fp16' instead"),
+    ('checkpoint = "c"\nexport = false\n[verify]\n^require = ["int8"]\n', "Remove export = false."),
     ('checkpoint = "c"\n[export]\n^precisions = ["fp32", "fp61"]\n', "Did you mean fp16?"),
     ('checkpoint = "c"\n[export]\n^target = "x86_64"\n', "Did you mean x86-64?"),
     ('checkpoint = "c"\n[export]\n^simplifier = "onnxsimm"\n', "Did you mean onnxsim?"),

@@ -288,3 +288,33 @@ def test_a_history_that_cannot_be_written_is_refused_before_anything_is_measured
 
     with pytest.raises(EnvironmentProblem, match=r"cannot write run/history-.*: Is a directory"):
         rc.bench("run", rounds=2, out="b.json", progress=measures)
+
+
+@pytest.mark.parametrize("size", ["65537", "4294967296x8", "9" * 30])
+def test_an_image_that_is_larger_than_any_file_of_one_is_refused(size, tiny, repaconv):
+    for given in (["fold", tiny, "--set", f"image_size={size}"], ["bench", tiny, "--image-size", size]):
+        code, _, told = repaconv(*map(str, given))
+        assert code == 2
+        assert "larger than an image can be, 65,536 pixels a side" in told
+
+
+@pytest.mark.parametrize("endless", ["/dev/zero", "/dev/full"])
+def test_a_device_without_an_end_is_no_page_of_ours(endless, tiny, repaconv):
+    code, _, told = repaconv("inspect", str(tiny), "--svg", endless)
+    assert code == 2
+    assert "its contents were not written by repaconv" in told
+
+
+def test_a_folder_in_which_no_file_can_be_created_is_refused_before_any_work(folded):
+    """/proc says of its folders that they can be written, and takes no files."""
+    with pytest.raises(EnvironmentProblem, match="/proc: no file can be created there") as told:
+        rc.bench(rounds=1_000_000, out="/proc/measured.json")  # which would take hours
+    assert told.value.code == "write.failed"
+
+
+def test_a_recipe_of_a_file_whose_name_has_control_characters_is_toml(tiny):
+    from repaconv.stages.recipe.recipe_file import read_recipe
+
+    odd = tiny.rename(tiny.with_name("we\nird\x7f \x1b[1m.pth"))
+    made = rc.new_recipe(odd, out="recipe.toml")
+    assert read_recipe(Path(made.recipe))[0].checkpoint == odd.name

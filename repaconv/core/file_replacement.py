@@ -199,6 +199,8 @@ def _existing_file_error(path: Path) -> UsageProblem:
 
 
 def _sealed(path: Path) -> bool:
+    if not path.is_file():  # a device may have no end
+        return False
     with suppress(OSError, UnicodeDecodeError):
         text = path.read_bytes().decode()
         above = text[: -len(SEAL.format("0" * 64))]

@@ -320,9 +320,11 @@ def _remove_left_in(folder: Path) -> None:
 def require_writable(path: Path) -> None:
     """Refuse a file that could not be written later; nothing is written now.
 
+    A file without a name is created and dropped: a file system may be read-only, or take no files, as /proc.
+
     Raises:
         EnvironmentProblem: ``write.failed``: the path is a folder, a pipe or a device, or the nearest part of it that
-            exists is no folder or one that this user may not write to.
+            exists is no folder or one in which this user can create no file.
         Refused: If it cannot be a file's path.
     """
     require_valid_name(path)
@@ -336,7 +338,12 @@ def require_writable(path: Path) -> None:
     elif not os.access(around, os.W_OK | os.X_OK):
         why = f"{around}: {os.strerror(EACCES)}"
     else:
-        return
+        try:
+            tempfile.TemporaryFile(dir=around).close()
+        except OSError:
+            why = f"{around}: no file can be created there"
+        else:
+            return
     raise write_error(str(path), OSError(why), "Give another path")
 
 

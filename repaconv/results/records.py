@@ -37,6 +37,10 @@ ImageSize = tuple[int, int]
 """(height, width) in pixels."""
 
 
+LONGEST_SIDE = 2**16
+"""Longest side of an image in pixels: the formats of photographs end there (JPEG at 65,535)."""
+
+
 def whole_number(text: str) -> int | None:
     """The whole number that decimal digits write; None for any other text, e.g. ², and for too many digits."""
     try:
@@ -49,11 +53,13 @@ def parse_image_size(text: str) -> ImageSize:
     """``224`` or ``140x126`` (height x width).
 
     Raises:
-        ValueError: If it is neither.
+        ValueError: If it is neither, or larger than any image file.
     """
     sides = [whole_number(side) or 0 for side in text.lower().split("x")]
     if len(sides) > 2 or 0 in sides:
         raise ValueError("neither a number of pixels nor HEIGHTxWIDTH")
+    if max(sides) > LONGEST_SIDE:
+        raise ValueError(f"larger than an image can be, {LONGEST_SIDE:,} pixels a side")
     return sides[0], sides[-1]
 
 

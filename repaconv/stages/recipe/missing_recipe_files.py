@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from repaconv.core import plugins
 from repaconv.core.errors import RepaconvError, did_you_mean
@@ -13,7 +13,7 @@ from repaconv.core.files import exists
 from repaconv.core.toml_positions import Positions, position_of
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
 from repaconv.onnx_export.onnx_simplifiers import TOOLS
-from repaconv.stages.recipe.recipe_file import Recipe, RecipeError, own_file
+from repaconv.stages.recipe.recipe_file import Precision, Recipe, RecipeError, own_file
 from repaconv.stages.shared.fetched_files import address_of
 from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.tolerances import LINKS
@@ -30,7 +30,7 @@ READ_FILES = {
 
 def missing(recipe: Recipe, path: Path, lines: Positions) -> list[RecipeError]:
     """Everything that the recipe names and that does not exist, each with its place."""
-    found = [*_targets(recipe, path), *_files(recipe, path), *_names(recipe)]
+    found = [*_targets(recipe, path), *_files(recipe, path), *_names(recipe), *_links(recipe)]
     return [RecipeError(position_of(lines, each.keys, str(path)), *each[1:]) for each in found]
 
 
@@ -98,6 +98,20 @@ def _names(recipe: Recipe) -> Iterator[_Missing]:
         if name not in known:
             text = f"{'.'.join(keys)}: there is no {name!r}."
             yield _Missing(keys, text, f"{did_you_mean(name, known)}Known: {', '.join(known)}.", "recipe.unknown")
+
+
+def _links(recipe: Recipe) -> Iterator[_Missing]:
+    """Required links of an export that no step of the recipe makes."""
+    precisions = recipe.export.precisions if recipe.export else ()
+    for name in recipe.verify.require:
+        precision = "fp32" if name == "onnx" else name
+        if precision not in get_args(Precision) or precision in precisions:
+            continue
+        made = ["onnx" if each == "fp32" else each for each in precisions]
+        other = f", or require {' or '.join(map(repr, made))} instead" if made else ""
+        text = f"verify.require: {name!r} is the link of an export in {precision}, which the recipe does not make."
+        hint = f"Add {precision!r} to export.precisions{other}." if recipe.export else "Remove export = false."
+        yield _Missing(("verify", "require"), text, hint, "recipe.unknown")
 
 
 def key_of(problem: RepaconvError, lines: Positions) -> tuple[str, ...]:

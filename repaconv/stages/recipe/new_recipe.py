@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from repaconv.core import run_folder
-from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem, escape_control_characters
 from repaconv.core.files import is_utf8, sha256_of, write_text
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph, read_graph
@@ -24,7 +25,8 @@ DEFAULT_SOURCE = "default of the official code"
 REST = """
 [verify]
 count = 4                      # random images; or images = "val/" (one subfolder per class), or inputs = "recorded.npz"
-require = ["onnx"]             # links that must have been run: "recorded" where inputs has the official output
+require = ["onnx"]             # links that must have been run: "onnx" is of the export in fp32, "fp16" of that in fp16;
+                               # "recorded" where inputs has the official output
 # min_top1 = 75.0              # lowest top-1 accuracy in percent: a ruined checkpoint passes all links and fails here
 # max_drop = 1.0               # points of top-1 accuracy below [reference] top1; both need images with labels
 # rtol = {{ onnx = 1e-5 }}       # a tolerance other than the policy's
@@ -75,7 +77,7 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
     seen = None if is_graph(source) or source.is_dir() else inspect(source)
     arch = _arch_of_folder(source) if source.is_dir() else None
     lines = [*_head(source, seen, place, arch), *(_settings(seen) if seen else ()), *_reference(seen)]
-    write_text(path, "\n".join(lines) + "\n" + REST.format(name=path.name))
+    write_text(path, "\n".join(lines) + "\n" + REST.format(name=_comment(shlex.quote(path.name))))
     return NewRecipe(
         recipe=str(path), method=(seen.method or "") if seen else "", problems=seen.problems if seen else ()
     )
@@ -97,7 +99,7 @@ def _arch_of_folder(folder: Path) -> str:
 
 def _head(source: Path, seen: Inspection | None, place: str, arch: str | None) -> Iterator[str]:
     """The recipe's first lines: its source, hash, and method or architecture."""
-    yield f"# {_description(source, seen, arch)}"
+    yield f"# {_comment(_description(source, seen, arch))}"
     if seen and seen.training and seen.deploy:
         yield f"# {seen.training.parameters:,} parameters as trained, {seen.deploy.parameters:,} folded."
     yield "# repaconv run does all of this, repaconv gate checks it for CI; paths are relative to this file."
@@ -134,7 +136,8 @@ def _settings(seen: Inspection) -> Iterator[str]:
         yield ""
         yield "[set]                          # settings missing from the checkpoint"
     for problem in seen.problems:
-        yield f"# To be mended: {problem.partition(' Give it with --set')[0] if seen.missing_settings else problem}"
+        what = problem.partition(" Give it with --set")[0] if seen.missing_settings else problem
+        yield f"# To be mended: {_comment(what)}"
     for name, example in seen.missing_settings.items():
         yield f"# {name} = {_example(example)}".ljust(30) + " # an example"
     for fact in open_ones:
@@ -167,4 +170,9 @@ def _fact(fact: Fact) -> str:
 
 def _value(value: object) -> str:
     """A value in TOML, which for these types is the same as JSON."""
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON escapes all others
+
+
+def _comment(text: str) -> str:
+    """A text for a comment of TOML, which has no control characters: names in a file may have any."""
+    return escape_control_characters(text, but="")

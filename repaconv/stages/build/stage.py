@@ -187,7 +187,7 @@ def _runtime(options: BuildOptions) -> tuple[Target, Engine, str]:
     _require_supported(
         engine, workspace=options.workspace_mib, timing_cache=options.timing_cache, replay=options.replay
     )
-    return device, engine, version_for(device, engine)
+    return device, engine, version_for(device, engine, options.precision)
 
 
 def _require_supported(engine: Engine, **options: Any) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.core import plugins, run_folder
 from repaconv.core.errors import EnvironmentProblem, UsageProblem
+from repaconv.core.export_variants import DEFAULT_PRECISION
 from repaconv.core.files import read_artefact, require_file, stage_of
 from repaconv.results import BuildArtefact
 
@@ -109,8 +110,13 @@ def open_engine(
     return load_session(engine_of(path, built), path, spec)
 
 
-def version_for(device: Target, engine: Engine) -> str:
+def version_for(device: Target, engine: Engine, precision: str = DEFAULT_PRECISION) -> str:
     """The installed version of a runtime, checked against the target's version.
+
+    Args:
+        device: The target.
+        engine: Its runtime.
+        precision: The precision of the engine to build, for the command in the hint.
 
     Raises:
         EnvironmentProblem: If the runtime is not installed here, or in another version.
@@ -120,9 +126,10 @@ def version_for(device: Target, engine: Engine) -> str:
     except EnvironmentProblem as problem:
         if device.runtime != "tensorrt":
             raise
+        lower = f" --precision {precision}" if precision != DEFAULT_PRECISION else ""
         raise EnvironmentProblem(
             f"engines for {device.name} must be built on the device, by its {device.runtime} {device.runtime_version}.",
-            hint=f"Make a bundle for the device: repaconv bundle --target {device.name}.",
+            hint=f"Make a bundle for the device: repaconv bundle --target {device.name}{lower}.",
             code="build.elsewhere",
         ) from problem
     wanted = device.runtime_version.split(".")[:2]

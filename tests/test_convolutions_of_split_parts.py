@@ -8,7 +8,7 @@ from folded_operators import operators_after_folding
 from onnx import numpy_helper
 from test_fold_onnx import graph
 
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 RANDOM = np.random.default_rng(0)

@@ -18,7 +18,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from repaconv.graph.model_rewriting import rewritten
 from torture import (
     checkpoints,
     code_changes,
@@ -48,6 +47,7 @@ from repaconv.core.run_folder import Run, fold_of
 from repaconv.distributed.benchmark_jobs import Job, Model, run_job, target_definition
 from repaconv.engines import crash_guard
 from repaconv.graph.element_type_conversion import to_float64
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.sources.named_architectures import of_folder
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.bundle.collect import evaluated_result

@@ -7,9 +7,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from repaconv.graph.model_rewriting import rewritten
 from test_fold_onnx import graph
 
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.verification.float64_graphs import ReferenceEvaluation
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from repaconv.graph.channel_axes import batchnorm
 from repaconv.graph.index_selections import are_consecutive, axes_of, selection_of
-from repaconv.graph.model_rewriting import clean
+from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import (
     Array,
     Writer,

@@ -993,7 +993,7 @@ def test_what_nearly_has_the_form_is_left_or_rewritten_rightly(seed):
         if not any(before):
             continue
         shuffled = random.permutation(sorted(REWRITES))
-        for chosen in (*([rewrite] for rewrite in shuffled[:10]), shuffled[10:16]):
+        for chosen in (*([rewrite] for rewrite in shuffled[:12]), shuffled[12:18]):
             after, changes = rewritten(model, [REWRITES[rewrite] for rewrite in chosen])
             fired += len(changes)
             if changes:

@@ -308,6 +308,8 @@ def operator_of(vertex: Vertex) -> str:
 # all readers are unchanged since the removal, there are several products instead of one shared product (or instead of
 # one concatenation), and they save next to nothing. Such a removal is reverted.
 
+EQUAL = "equal"
+"""What a vertex lists as absorbed for each vertex that computed the same sum."""
 LEAST_SAVING = 8
 """Inlining a shared product is kept if it saves at least 1/8 of the product's multiply-accumulates."""
 
@@ -579,7 +581,7 @@ class LinearGraph:
             if twin is None:
                 found[key].append(vertex)
             elif not vertex.value.is_graph_output():
-                twin.absorbed = [*twin.absorbed, *vertex.absorbed, "equal"]
+                twin.absorbed = [*twin.absorbed, *vertex.absorbed, EQUAL]
                 self._merge(twin, vertex)
                 merged = True
         return merged

@@ -18,7 +18,7 @@ from repaconv.graph.index_selections import Places, are_consecutive, runs_of
 from repaconv.graph.nodes_and_constants import Writer, made_by
 from repaconv.graph.symbolic_shapes import Size, Sizes, set_shape, shaped_like, sizes
 from repaconv.results import Change
-from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex
+from repaconv.rewrites.fold.linear_graph import EQUAL, LinearGraph, Vertex
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -31,7 +31,8 @@ Gather in their place takes 8 ns for each number, a slice 20 (ONNX Runtime)."""
 def emit(model: ir.Model, graph: LinearGraph, axis: int, rewrite: str) -> Iterator[Change]:
     """Write the changed vertices of a linear graph into the model; in place, and without keeping the graph's maps.
 
-    A vertex whose nodes are those that would be written keeps them, and is no change.
+    A vertex whose nodes are those that would be written keeps them, and is no change unless equal vertices, which read
+    it now, were merged into it.
 
     Args:
         model: The model that the graph was read from.
@@ -41,6 +42,7 @@ def emit(model: ir.Model, graph: LinearGraph, axis: int, rewrite: str) -> Iterat
     """
     written = {vertex: vertex.value for vertex in graph.vertices if vertex.value is not None and not vertex.changed}
     for vertex in written:
+        yield from _merged(vertex, rewrite)
         vertex.inputs.clear()  # in float64 they are twice as large as the weights
     pending = [vertex for vertex in graph.vertices if vertex.changed or vertex.value is None]
     while pending:
@@ -75,6 +77,7 @@ def _emit(
     value = emitter.total([(written[source], edge) for source, edge in vertex.inputs.items()], vertex.shift)
     if vertex.value is not None and are_computed_alike(value, vertex.value):
         written[vertex] = vertex.value
+        yield from _merged(vertex, rewrite)
         return
     written[vertex] = value
     if vertex.value is not None:
@@ -86,6 +89,15 @@ def _emit(
             rewrite=rewrite,
             place=place.name or "",
             description=f"{description or 'changed inputs'} -> {emitter.description}",
+        )
+
+
+def _merged(vertex: Vertex, rewrite: str) -> Iterator[Change]:
+    """Report the equal vertices that were merged into one whose nodes stay."""
+    count = vertex.absorbed.count(EQUAL)
+    if count:
+        yield Change(
+            rewrite=rewrite, place=_place(vertex).name or "", description=f"{count} {EQUAL} -> the one that stays"
         )
 
 

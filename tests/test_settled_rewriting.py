@@ -41,7 +41,7 @@ CASES = {
             *[("MatMul", "c t", "a"), ("MatMul", "c t", "d"), ("MatMul", "c u", "e")],
             *[("Sigmoid", "a", "f"), ("Softplus", "d", "g"), ("Mul", "f g", "i"), ("Mul", "i e", "y")],
         ],
-        ["Relu", "Tanh", "Concat", "MatMul", "MatMul", "MatMul", "Sigmoid", "Softplus", "Mul", "Mul"],
+        ["Relu", "Tanh", "Concat", "MatMul", "MatMul", "Sigmoid", "Softplus", "Mul", "Mul"],
     ),
     "a norm and a LayerScale before a sum": (
         [

@@ -6,7 +6,7 @@ takes three times a graph's size to serialize it: files are written weight by we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -217,10 +217,20 @@ def _is_plain(weight: onnx.TensorProto) -> bool:
 
 def _as_external(weight: onnx.TensorProto) -> onnx.TensorProto:
     """Return a weight that is marked as external, without its numbers."""
+    return _marked(weight.name, weight.dims, weight.data_type)
+
+
+def external_weight(name: str, numbers: NDArray[Any]) -> onnx.TensorProto:
+    """Return a weight of these numbers that is marked as external, without them."""
     import onnx
 
-    kinds = onnx.TensorProto
-    found = kinds(name=weight.name, dims=weight.dims, data_type=weight.data_type, data_location=kinds.EXTERNAL)
+    return _marked(name, numbers.shape, onnx.helper.np_dtype_to_tensor_dtype(numbers.dtype))
+
+
+def _marked(name: str, dims: Sequence[int], kind: int) -> onnx.TensorProto:
+    import onnx
+
+    found = onnx.TensorProto(name=name, dims=dims, data_type=kind, data_location=onnx.TensorProto.EXTERNAL)
     found.external_data.add(key="location", value=EXTERNAL_LOCATION)
     return found
 

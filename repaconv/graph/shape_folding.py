@@ -13,6 +13,7 @@ becomes a constant, so that it no longer reads other shapes.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -64,10 +65,11 @@ def fold_shapes(model: ir.Model) -> None:
 def _fold_shapes(model: ir.Model) -> None:
     known = Integers()
     computed: dict[ir.Value, _Computed] = {}
+    written: dict[ir.Value, ir.Node] = {}
     for node in tuple(model.graph):
         infer_node(known, node, model.graph.opset_imports.get("", 18), anew=not all(map(_is_known, node.outputs)))
         _write_type(node)
-        _fold_constant(model, node, known, computed)
+        _fold_constant(model, node, known, computed, written)
     for node in tuple(model.graph):
         if not node.domain and node.op_type in _RULES:
             _RULES[node.op_type](model, node, known)
@@ -113,8 +115,17 @@ class _Computed(NamedTuple):
     sources: dict[ir.Value, int]
 
 
-def _fold_constant(model: ir.Model, node: ir.Node, known: Integers, computed: dict[ir.Value, _Computed]) -> None:
-    """Replace a node by a constant if it depends only on known sizes or on constants."""
+def _fold_constant(
+    model: ir.Model,
+    node: ir.Node,
+    known: Integers,
+    computed: dict[ir.Value, _Computed],
+    written: dict[ir.Value, ir.Node],
+) -> None:
+    """Replace a node by a constant if it depends only on known sizes or on constants.
+
+    ``written`` are large constants that were written before, and the nodes that they replace.
+    """
     import onnx_ir as ir
 
     value = node.outputs[0]
@@ -136,6 +147,32 @@ def _fold_constant(model: ir.Model, node: ir.Node, known: Integers, computed: di
             return
     new = Writer(model, node).exactly(numbers)
     value.replace_all_uses_with(new)
+    if numbers.size > ALWAYS_WRITTEN and all(read is None or read.const_value is not None for read in node.inputs):
+        written[new] = node
+    _release_intermediates(node, model.graph.opset_imports.get("", 18), written)
+
+
+def _release_intermediates(node: ir.Node, opset: int, written: dict[ir.Value, ir.Node]) -> None:
+    """Release the numbers of constants that a replaced node was the last to read; they are computed again if needed.
+
+    A computed weight may have many values on the way to it, each as large as itself.
+    """
+    import onnx_ir as ir
+
+    for value in node.inputs:
+        if value is None or value not in written or (known := value.const_value) is None:
+            continue
+        if not any(is_read(output) for user in value.consumers() for output in user.outputs):
+            again = partial(_computed_again, written.pop(value), opset)
+            value.const_value = ir.LazyTensor(again, known.dtype, ir.Shape(known.shape), name=value.name)
+
+
+def _computed_again(node: ir.Node, opset: int) -> ir.TensorProtocol:
+    import onnx_ir as ir
+
+    found = _evaluated(node, opset, {})
+    assert found is not None  # it was computed before
+    return ir.tensor(found.numbers)
 
 
 def _evaluated(node: ir.Node, opset: int, computed: dict[ir.Value, _Computed]) -> _Computed | None:

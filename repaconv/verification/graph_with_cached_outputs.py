@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.engines.contract import Feeds, Port, Session
 from repaconv.graph.models_in_onnx_ir import release_weights
+from repaconv.graph.weights_in_files import in_file
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.onnx_model_loading import in_single
@@ -155,8 +156,9 @@ class Evaluated:
 
         graph = as_stored(self.model)
         counted, undecided = parameters(graph), len(nodes_of(graph, "If"))
-        stored = constant_factors(graph)
+        stored, given = constant_factors(graph), set(graph.graph.initializers)
         fold_shapes(with_shapes(graph))
+        _move_to_file(value for name, value in graph.graph.initializers.items() if name not in given)
         settled = constant_factors(graph)
         if len(nodes_of(graph, "If")) < undecided:
             counted, stored = parameters(graph), settled
@@ -175,6 +177,14 @@ class _Read(NamedTuple):
     parameters: int
     matrices: Matrices
     settled: ir.Model
+
+
+def _move_to_file(values: Iterable[ir.Value]) -> None:
+    """Keep the numbers of constants in a file: they may be as many as the graph's weights, and are rarely read."""
+    known = {value: value.const_value for value in values if value.const_value is not None}
+    read = in_file(known.values())
+    for value, weight in known.items():
+        value.const_value = read.get(weight, weight)
 
 
 def key_of(feeds: Feeds) -> bytes:

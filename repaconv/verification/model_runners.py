@@ -19,7 +19,8 @@ from repaconv.core.temporary_folders import scratch_folder
 from repaconv.core.thread_pool import usable_cpus
 from repaconv.engines.contract import Array, Engine, Feeds, GpuSession, GpuTimed, Port, Session, SessionSpec
 from repaconv.engines.session_loading import load_session
-from repaconv.graph.graph_without_weights import Numbers, bytes_of, refer_to_file, split_off_weights
+from repaconv.graph.computed_weight_parts import split_off_computed_weights
+from repaconv.graph.graph_without_weights import Numbers, bytes_of, external_weight, refer_to_file, split_off_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -308,7 +309,7 @@ def load_onnx(
         return load_session(engine, model, replace(spec, weights=weights if isinstance(weights, Path) else None))
     if isinstance(weights, Path):
         return load_session(engine, model.SerializeToString(), replace(spec, weights=weights))
-    with weights_in_file(model, weights) as (bare, apart):
+    with weights_in_file(model, weights, computed=not as_written) as (bare, apart):
         held: Path | dict[str, Array]
         if isinstance(apart, Path):
             held, spec = apart, replace(spec, no_prepacking=lean and _bytes_in(apart) >= LARGE_BYTES)
@@ -319,7 +320,7 @@ def load_onnx(
 
 @contextmanager
 def weights_in_file(
-    model: onnx.ModelProto, weights: Numbers | None = None
+    model: onnx.ModelProto, weights: Numbers | None = None, *, computed: bool = True
 ) -> Iterator[tuple[onnx.ModelProto, Path | Numbers]]:
     """Write a model's weights to a file, one by one, which sessions map; of arrays, they make two more copies.
 
@@ -329,6 +330,7 @@ def weights_in_file(
     Args:
         model: The model.
         weights: Its external weights.
+        computed: Whether to compute those that the model computes from its constants alone.
     """
     bare, apart = (model, weights) if weights else split_off_weights(model)
     found: Path | Numbers = apart
@@ -336,9 +338,28 @@ def weights_in_file(
         if bytes_of(bare, apart) >= FILE_BYTES:
             with suppress(EnvironmentProblem, OSError):  # a full disk
                 folder = stack.enter_context(scratch_folder())
-                bare, found = refer_to_file(bare, apart, folder / "weights"), folder
+                ready = _with_computed_weights(bare, apart) if computed else (bare, apart)
+                bare, found = refer_to_file(*ready, folder / "weights"), folder
+                del ready
                 release_freed_memory()
         yield bare, found
+
+
+def _with_computed_weights(bare: onnx.ModelProto, apart: Numbers) -> tuple[onnx.ModelProto, Numbers]:
+    """Compute the weights that a model computes from its large constants alone, one by one; each is read once."""
+    rest, parts = split_off_computed_weights(bare, apart.keys())
+    found: dict[str, Array] = {}
+    try:
+        for part in parts:
+            read = {weight.name for weight in part.graph.initializer}
+            numbers = {name: each for name, each in apart.items() if name in read}
+            found |= load_onnx(part, numbers, as_written=True).run({})
+    except Exception:  # runtimes raise errors of many classes; the whole model shows what it does
+        return bare, apart
+    names = {weight.name for weight in rest.graph.initializer}
+    rest.graph.initializer.extend(external_weight(name, array) for name, array in found.items())
+    kept = {name: each for name, each in apart.items() if name in names}
+    return rest, {**kept, **{name: partial(found.pop, name) for name in [*found]}}
 
 
 def _bytes_in(folder: Path) -> int:

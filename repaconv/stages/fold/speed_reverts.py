@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core.errors import RepaconvError
+from repaconv.core.memory_release import release_freed_memory
 from repaconv.core.progress import Progress
 from repaconv.results import Ratio
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, Refold, Reverts, fold_no_larger, revert_harmful
@@ -157,6 +158,7 @@ def _measured(
     from repaconv.verification.model_runners import load_onnx, weights_in_file
 
     def load(model: onnx.ModelProto, weights: Path | Numbers) -> Callable[[], Any]:
+        release_freed_memory()  # of the sessions before
         return partial(load_onnx(model, weights, timed=True).run, call.feeds)
 
     try:

@@ -1,0 +1,74 @@
+"""Weights that a graph computes from constants are computed one by one, for a session and when a graph is read."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import onnx
+from foreign_faults import F, Net
+
+from repaconv.graph.computed_weight_parts import split_off_computed_weights
+from repaconv.graph.model_rewriting import read
+from repaconv.graph.shape_folding import fold_shapes
+from repaconv.verification.model_runners import load_onnx, weights_in_file
+
+RANDOM = np.random.default_rng(11)
+SHAPE = (512, 512, 3, 3)
+STANDARDIZED = [
+    ("Reshape", "w flat", "rows"), ("ReduceMean", "rows one", "mean"), ("Sub", "rows mean", "centered"),
+    ("Mul", "centered centered", "squared"), ("ReduceMean", "squared one", "variance"),
+    ("Sqrt", "variance", "deviation"), ("Div", "centered deviation", "unit"), ("Mul", "unit gain", "scaled"),
+    ("Reshape", "scaled shape", "kernel"),
+]  # fmt: skip
+
+
+def standardized(*rows, wide: int = 512, **outputs) -> onnx.ModelProto:
+    """A convolution whose kernel is standardized in every inference."""
+    shape = (wide, *SHAPE[1:])
+    weights = {"w": RANDOM.standard_normal(shape), "gain": RANDOM.random((wide, 1))}
+    weights |= {"flat": np.array([wide, -1]), "shape": np.array(shape), "one": np.array([1])}
+    nodes = [*STANDARDIZED, ("Conv", "x kernel", "c"), ("Relu", "c", "y"), *rows]
+    return Net(nodes, weights, {"x": (F, (1, 512, 6, 6))}, {"y": F, **outputs}).model()
+
+
+def test_a_session_is_given_computed_weights_and_computes_the_same():
+    model, feeds = standardized(), {"x": RANDOM.standard_normal((1, 512, 6, 6)).astype(np.float32)}
+    with weights_in_file(model) as (bare, folder):
+        assert [node.op_type for node in bare.graph.node] == ["Conv", "Relu"]
+        assert [weight.name for weight in bare.graph.initializer] == ["kernel"]
+        found = load_onnx(bare, folder).run(feeds)
+    np.testing.assert_array_equal(found["y"], load_onnx(model.SerializeToString()).run(feeds)["y"])
+
+
+def test_without_fusions_a_graph_computes_its_weights_itself():
+    with weights_in_file(standardized(), computed=False) as (bare, _folder):
+        assert len(bare.graph.node) == len(STANDARDIZED) + 2
+
+
+def test_what_is_also_an_output_and_what_others_read_remains():
+    rest, parts = split_off_computed_weights(standardized(("Mul", "y mean", "z"), z=F), ["w"])
+    assert [part.graph.output[0].name for part in parts] == ["kernel", "mean"]
+    assert not any(part.graph.input for part in parts)
+    assert [node.op_type for node in rest.graph.node] == ["Conv", "Relu", "Mul"]
+    rest, parts = split_off_computed_weights(standardized(kernel=F), ["w"])
+    assert not parts
+    assert len(rest.graph.node) == len(STANDARDIZED) + 2
+
+
+def test_no_part_is_split_off_that_an_input_may_change_or_that_reads_small_constants():
+    model = standardized()
+    assert not split_off_computed_weights(model, ["another"])[1]
+    model.graph.input.append(onnx.helper.make_tensor_value_info("w", F, SHAPE))
+    assert not split_off_computed_weights(model, ["w"])[1]
+
+
+def test_intermediate_values_of_a_computed_weight_are_not_held_together():
+    graph = read(standardized())
+    tracemalloc.start()
+    fold_shapes(graph)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    kernel = graph.graph.node(0).inputs[1].const_value
+    assert len(graph.graph) == 2
+    assert peak < 4.5 * kernel.nbytes

@@ -25,7 +25,7 @@ class Model(NamedTuple):
         size: As the method names it.
         bar: How many times as fast repaconv's form is meant to be at batch 1 on one thread; None: reported only.
         deployed: Makes the hand-made deploy form of the checkpoint.
-        beside: What a trainer writes beside the weights.
+        metadata: What a trainer writes next to the weights.
         note: Tells it from another of its size.
         lora: Rank of the adapters that it was trained with.
         merges: Whether it chooses tokens to merge.
@@ -36,7 +36,7 @@ class Model(NamedTuple):
     size: str
     bar: float | None
     deployed: Callable[[dict[str, Any]], nn.Module]
-    beside: dict[str, Any]
+    metadata: dict[str, Any]
     note: str = ""
     lora: int = 0
     merges: bool = False
@@ -52,7 +52,7 @@ class Model(NamedTuple):
         weights = plugins.load(plugins.METHODS, self.method).example(self.size, seed=SEED)
         if self.lora:
             weights |= pyra.example_lora(weights, self.lora, SEED)
-        return {"model": weights, **self.beside}
+        return {"model": weights, **self.metadata}
 
 
 def _branches(size: str, bar: float | None, value: str) -> Model:

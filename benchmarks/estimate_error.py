@@ -1,4 +1,4 @@
-"""What an estimate is worth: `bench --estimate` beside `bench` of the same graph, on this processor; all five methods.
+"""How far `bench --estimate` is from `bench` of the same graph on this CPU, for all five methods.
 
     python benchmarks/estimate_error.py [--batch 1 8] [--rounds 12] [--times 3] [-o result.json] [--page PAGE]
     python benchmarks/estimate_error.py --of result.json --page docs/estimates.md     # the page alone, nothing measured
@@ -36,14 +36,14 @@ MODELS = (
     ("pyra", "vit-base/high", {}),
     ("dwconv", "vit-base/6", {}),
 )
-"""Method, published size, and what its trainer writes beside the weights."""
+"""Method, published size, and what its trainer writes next to the weights."""
 LARGE = ("pyra", "dwconv")
 """Measured at the first of the batches alone."""
 
 
-def rows_of(method: str, size: str, beside: dict[str, Any], given: Namespace) -> Iterator[dict[str, Any]]:
+def rows_of(method: str, size: str, metadata: dict[str, Any], given: Namespace) -> Iterator[dict[str, Any]]:
     """All rows of one model, in this folder."""
-    torch.save({"model": plugins.load(plugins.METHODS, method).example(size, seed=1), **beside}, "c.pth")
+    torch.save({"model": plugins.load(plugins.METHODS, method).example(size, seed=1), **metadata}, "c.pth")
     folded = repaconv.fold("c.pth", method=method, force=True)
     repaconv.export(onnx="model.onnx")
     for batch in given.batch[:1] if method in LARGE else given.batch:
@@ -108,13 +108,13 @@ def page(result: dict[str, Any]) -> str:
 def measured(given: Namespace) -> dict[str, Any]:
     """Every model in a folder of its own that goes with it."""
     rows, before = [], Path.cwd()
-    for method, size, beside in MODELS:
+    for method, size, metadata in MODELS:
         if given.only and method not in given.only:
             continue
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             try:
-                rows += list(rows_of(method, size, beside, given))
+                rows += list(rows_of(method, size, metadata, given))
             finally:
                 os.chdir(before)
     return {"machine": fingerprint(()), "rounds": given.rounds, "rows": rows}

@@ -92,13 +92,13 @@ def measured(name: str, seconds: float, *, int8: bool) -> dict[str, Any]:
         ways[HAND] = lambda: partial(pipeline.runner(ready.hand.graph, 1), images)
         entrants = {way: Entrant(load) for way, load in ways.items()}
         found = measure(entrants, Protocol(40, cores=1, seconds=seconds))
-        beside = {way: found.ratio(way, HAND) for way in ways}
+        by_hand = {way: found.ratio(way, HAND) for way in ways}
         return {
             "net": name,
             "date": datetime.date.today().isoformat(),
             "machine": found.machine,
             "p50_ms": {way: round(float(np.median(each)), 4) for way, each in found.samples_ms.items()},
-            "times_hand": {way: [round(v, 4) for v in (of.median, of.low, of.high)] for way, of in beside.items()},
+            "times_hand": {way: [round(v, 4) for v in (of.median, of.low, of.high)] for way, of in by_hand.items()},
             "openings": found.session_loads,
         }
 

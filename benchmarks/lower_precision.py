@@ -34,7 +34,7 @@ SIZES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("pyra", "vit-base/low", {}),
     ("pyra", "vit-base/high", {}),
 )
-"""Method, published size, and what its trainer writes beside the weights."""
+"""Method, published size, and what its trainer writes next to the weights."""
 SKIPPED = {
     "nondeep": "all its published sizes are 192 wide",
     "dwconv": "vit-base/6 has 576 patches",
@@ -71,9 +71,9 @@ def agreement(method: str) -> dict[str, Any]:
     return row
 
 
-def speed(method: str, size: str, beside: dict[str, Any], rounds: int) -> dict[str, Any]:
+def speed(method: str, size: str, metadata: dict[str, Any], rounds: int) -> dict[str, Any]:
     """One large net: pairs of engines, each measured by bench."""
-    torch.save({"model": plugins.load(plugins.METHODS, method).example(size, seed=1), **beside}, "c.pth")
+    torch.save({"model": plugins.load(plugins.METHODS, method).example(size, seed=1), **metadata}, "c.pth")
     run = Path("large")
     repaconv.fold("c.pth", out=run, force=True)
     repaconv.export(run, batch=1)

@@ -30,7 +30,7 @@ MODELS = (
     ("pyra", "vit-base/high", {}),
     ("dwconv", "vit-large/12", {}),
 )
-"""Method, published size, and what its trainer writes beside the weights."""
+"""Method, published size, and what its trainer writes next to the weights."""
 
 
 def main() -> None:
@@ -41,9 +41,9 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for name, size, beside in MODELS:
+        for name, size, metadata in MODELS:
             method = plugins.load(plugins.METHODS, name)
-            torch.save({"model": method.example(size, seed=1), **beside}, "c.pth")
+            torch.save({"model": method.example(size, seed=1), **metadata}, "c.pth")
             repaconv.fold("c.pth", force=True)
             repaconv.export()
             done = repaconv.bench(rounds=40, profile=True)

@@ -9,7 +9,7 @@ import onnx
 from foreign_faults import F, Net
 
 from repaconv.graph.computed_weight_parts import split_off_computed_weights
-from repaconv.graph.model_rewriting import read
+from repaconv.graph.models_in_onnx_ir import read
 from repaconv.graph.shape_folding import fold_shapes
 from repaconv.verification.model_runners import load_onnx, weights_in_file
 

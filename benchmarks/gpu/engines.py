@@ -1,4 +1,4 @@
-"""Engines of a card: built ahead of time, and on their card opened, compared and timed beside the others'."""
+"""Engines of a GPU: built ahead of time, and on that GPU opened, compared, and timed together with the other models."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from repaconv.core.errors import EnvironmentProblem, RepaconvError
 
 
 def engine(step: Step, folder: Path) -> dict[str, Any]:
-    """An engine built ahead of time; opened, compared and timed where the card is one that it is for."""
+    """An engine built ahead of time; opened, compared and timed where there is a GPU that it is for."""
     import repaconv
     from repaconv.core import run_folder
 
     target, precision = step.given["target"], step.given["precision"]
     if precision != "fp32":
-        _require_its_card(target)
+        _require_its_gpu(target)
     repaconv.export(folder / "run", target=target, precision=precision)
     built = repaconv.build(folder / "run", target=target, precision=precision)
     path = run_folder.find_run(folder / "run").folder / "build" / built.payload.path
@@ -32,14 +32,14 @@ def engine(step: Step, folder: Path) -> dict[str, Any]:
         "note": built.note,
     }
     try:
-        _require_its_card(target)
+        _require_its_gpu(target)
     except EnvironmentProblem as problem:
         return {**told, "not_verified": problem.message}
     return {**told, **_opened(step, path, folder)}
 
 
-def _require_its_card(target: str) -> None:
-    """Refuse to open an engine where there is no card that it is for; one for processors needs none.
+def _require_its_gpu(target: str) -> None:
+    """Refuse to open an engine where there is no GPU that it is for; an engine for CPUs needs none.
 
     Raises:
         EnvironmentProblem: If there is none, or another.
@@ -49,14 +49,14 @@ def _require_its_card(target: str) -> None:
 
     if not (wanted := load_target(target).compute_capability):
         return
-    card = require_gpu("TensorRT-RTX")
-    if card.capability != wanted:
-        told = f"the engine is for compute capability {wanted}, the {card.name} has {card.capability}"
+    gpu = require_gpu("TensorRT-RTX")
+    if gpu.capability != wanted:
+        told = f"the engine is for compute capability {wanted}, the {gpu.name} has {gpu.capability}"
         raise EnvironmentProblem(f"{told}.", code="gpu.other")
 
 
 def _opened(step: Step, path: Path, folder: Path) -> dict[str, Any]:
-    """The link ``engine``, the layers' types as the engine itself tells them, and its times beside the others'."""
+    """The link ``engine``, the layer types that the engine lists, and its times in rounds with the other models."""
     from gpu.models import decides, truth
     from repaconv.benchmark.machine_fingerprint import fingerprint
     from repaconv.stages.shared.engine_files import build_of, open_engine
@@ -67,18 +67,18 @@ def _opened(step: Step, path: Path, folder: Path) -> dict[str, Any]:
     images, right, undecided = truth(folder)
     link = link_of(OURS, ours, images, right, undecided, 1, precision, decides(folder))
     link = located(link, step, folder, images[:1])
-    beside = dict(_beside(step, folder, images.shape[1:]))
-    sessions = {OURS: ours} | {name: each for name, each in beside.items() if isinstance(each, ImageSession)}
+    others = dict(_other_models(step, folder, images.shape[1:]))
+    sessions = {OURS: ours} | {name: each for name, each in others.items() if isinstance(each, ImageSession)}
     return {
         "links": {OURS: link.model_dump(mode="json")},
         "engine_types": json.loads(ours.options.get("types", "{}")),
         "batches": list(_batches(sessions, images)),
-        "without": {name: why for name, why in beside.items() if isinstance(why, str)},
+        "without": {name: why for name, why in others.items() if isinstance(why, str)},
         "machine": fingerprint((), gpu=ours.on_gpu),
     }
 
 
-def _beside(step: Step, folder: Path, shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+def _other_models(step: Step, folder: Path, shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     """The official form and the vanilla network as engines of the same batches, or why there is none."""
     from gpu.models import by_hand
     from repaconv.engines.contract import BuildSpec, SessionSpec
@@ -99,7 +99,7 @@ def _beside(step: Step, folder: Path, shape: tuple[int, ...]) -> Iterator[tuple[
 
 
 def _batches(sessions: Mapping[str, Any], images: Any) -> Iterator[dict[str, Any]]:
-    """The times at every batch that the card's memory holds; of the first that it does not hold, that it does not."""
+    """The times at every batch size that fits the GPU's memory; of the first that does not, only that it does not."""
     import numpy as np
 
     for batch in BATCHES:

@@ -32,7 +32,7 @@ AS_FAR = 2
 
 
 def read(path: Path, kit: dict[str, Any]) -> dict[str, Any]:
-    """A result that is whole, of this kit and of a card.
+    """A result that is whole, of this kit and of a GPU.
 
     Raises:
         Refused: If it is not.
@@ -196,10 +196,10 @@ def _ratios(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def place_of(result: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Where a card's result is kept.
+    """Where the result of a GPU is kept.
 
     Raises:
-        Refused: If it is of no card.
+        Refused: If it is of no GPU.
     """
     name = result["machine"]["card"].get("name")
     if result["rehearsal"] or not name:

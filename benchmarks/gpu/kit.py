@@ -183,7 +183,7 @@ def benchmarks() -> dict[str, Path]:
 
 
 def make(folder: Path, python: str) -> dict[str, Any]:
-    """Everything into the folder; what was downloaded is kept beside it."""
+    """Everything into the folder; what was downloaded is kept next to it."""
     store = folder.parent / f"wheels-{python}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -199,9 +199,9 @@ def make(folder: Path, python: str) -> dict[str, Any]:
     for old in _there(store, "repaconv"):
         old.unlink()
     small = [*small, core[0], built(str(ROOT), store)]
-    beside = wheels(ONNX, store, python)
-    require_whole([*small, *beside], python)
-    contents = {"onnx": {wheel.name: wheel for wheel in beside}}
+    extra = wheels(ONNX, store, python)
+    require_whole([*small, *extra], python)
+    contents = {"onnx": {wheel.name: wheel for wheel in extra}}
     contents["core"] = {wheel.name: wheel for wheel in small} | benchmarks()
     for name, wanted in BUNDLES.items():
         contents[name] = {wheel.name: wheel for wheel in wheels(wanted, store, python)}

@@ -68,7 +68,7 @@ def prepare(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _by_method(name: str, folder: Path) -> FoldArtefact:
-    """The run of a method's checkpoint, the official form and the vanilla network beside it."""
+    """The run of a method's checkpoint, the official form and the vanilla network."""
     model = model_of(name)
     checkpoint = model.checkpoint()
     torch.save(checkpoint, folder / "c.pth")
@@ -80,7 +80,7 @@ def _by_method(name: str, folder: Path) -> FoldArtefact:
 
 
 def _by_graph(name: str, folder: Path) -> FoldArtefact:
-    """The run of the graph that torch writes of timm's network, and the network beside it as the vanilla one.
+    """The run of the graph that torch writes of timm's network, and the network itself as the vanilla one.
 
     Raises:
         EnvironmentProblem: timm is not installed.

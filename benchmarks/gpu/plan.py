@@ -9,7 +9,7 @@ VANILLA, TRAINING, OFFICIAL, OURS = "vanilla", "training form", "official", "rep
 
 
 class Claim(NamedTuple):
-    """A paper's speed: the deploy form's over the vanilla network's, where that stands, and on which card."""
+    """A paper's speed: the deploy form's over the vanilla network's, where that stands, and on which GPU."""
 
     factor: float
     source: str
@@ -21,7 +21,7 @@ class Case(NamedTuple):
     Attributes:
         method: Its method.
         size: Of `deploy_models`.
-        batch: Images a call; halved where the card's memory does not hold them.
+        batch: Images a call; halved where the GPU's memory does not hold them.
         claim: What the paper says.
         note: Which of that size.
     """

@@ -216,16 +216,16 @@ def tell(targets: list[str]) -> None:
         except EnvironmentProblem as problem:
             absent[target] = problem.message
     machine = {
-        "card": (card := describe_gpu()),
+        "card": (gpu := describe_gpu()),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "packages": {name: found for name in PACKAGES if (found := version_of(name))},
     }
     for_selection = {
-        "device": card.get("name", ""),
-        "capability": card.get("compute_capability", ""),
-        "memory_gib": card.get("memory_gib", 0.0),
+        "device": gpu.get("name", ""),
+        "capability": gpu.get("compute_capability", ""),
+        "memory_gib": gpu.get("memory_gib", 0.0),
         "capabilities": {target: device.compute_capability for target, device in devices.items()},
         "absent": absent,
         "ahead": [target for target, engine in engines.items() if "elsewhere" in engine.can],
@@ -315,7 +315,7 @@ def alone(work: Path) -> IO[str]:
 
 
 def exit_code(result: dict[str, Any]) -> int:
-    """1 where something failed, 3 where nothing was verified on a card for want of one, else 0."""
+    """1 where something failed, 3 where nothing was verified on a GPU since there is none, else 0."""
     judged = [step["status"] for step in result["steps"] if step["kind"] in ("row", "engine", "tune")]
     if "failed" in judged:
         return 1

@@ -19,7 +19,7 @@ SECONDS, ROUNDS, FEWEST = 15.0, 100, 20
 
 
 def measured(step: Step, folder: Path) -> dict[str, Any]:
-    """A row, on half as many images as long as the card does not hold them."""
+    """A row, on half as many images as long as the GPU does not hold them."""
     batch, notes = int(step.given["batch"]), []
     while True:
         try:

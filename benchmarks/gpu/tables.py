@@ -1,4 +1,4 @@
-"""A judged result as the tables of docs/gpu.md: every row beside the paper's own factor, and what failed by name."""
+"""A judged result as the tables of docs/gpu.md: every row with the paper's own factor, and what failed by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def put(result: dict[str, Any], page: Path = PAGE) -> None:
-    """Write it into the page, in place of what it had of the same card."""
+    """Write it into the page, in place of what it had of the same GPU."""
     text = page.read_text()
     before, _, rest = text.partition(START)
     kept, _, after = rest.partition(END)
@@ -35,10 +35,10 @@ def _title(result: dict[str, Any]) -> str:
 
 def _head(result: dict[str, Any]) -> Iterator[str]:
     machine = result["machine"]
-    card = machine["card"]
+    gpu = machine["card"]
     yield _title(result)
     yield ""
-    told = [f"driver {card.get('driver')}, CUDA {card.get('cuda')}, cuDNN {card.get('cudnn')}"] if card else []
+    told = [f"driver {gpu.get('driver')}, CUDA {gpu.get('cuda')}, cuDNN {gpu.get('cudnn')}"] if gpu else []
     told += [f"{name} {version}" for name, version in sorted(machine["packages"].items())]
     yield f"{'; '.join([*told, machine['system']])}. Kit {result['kit']}: **{result['verdict']}**."
     for why in result["partial"]:
@@ -84,7 +84,7 @@ def _engines(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _tuned(result: dict[str, Any]) -> Iterator[str]:
-    """The forms that the card's own measurements chose; targets have no default but of these."""
+    """The forms that measurements on this GPU chose; targets have no default but of these."""
     tuned = [step for step in result["steps"] if "tuned" in step]
     if not tuned:
         yield "Untested: no preset was measured, so the targets of this GPU have none by default."

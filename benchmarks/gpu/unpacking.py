@@ -1,6 +1,6 @@
 """Put together what arrived of the kit, and run it: the body of gpu.sh, in Python's standard library alone.
 
-    sh gpu.sh                      take the pieces beside it, unpack them, run all that they allow
+    sh gpu.sh                      take the pieces next to it, unpack them, run all that they allow
     sh gpu.sh --take               take pieces only: others come later, or alone
     sh gpu.sh --make               make the networks and graphs and measure nothing, while other pieces arrive
     sh gpu.sh --plan [--gpu h100]  say what would be run, in order, and why: on this GPU, or on another one
@@ -107,7 +107,7 @@ def main():
     parser = argparse.ArgumentParser(
         "gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pieces", type=Path, action="append", help="folders of pieces; beside gpu.sh if left out")
+    parser.add_argument("--pieces", type=Path, action="append", help="folders of pieces; next to gpu.sh if left out")
     parser.add_argument("--work", type=Path, default=Path("/tmp/repaconv-gpu"))
     parser.add_argument("--take", action="store_true", help="take pieces, and do no more")
     parser.add_argument("-o", "--out", type=Path, default=Path("result.json"))

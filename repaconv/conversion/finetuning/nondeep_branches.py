@@ -59,7 +59,7 @@ def initialize(plain: PlainViT, branches: int, record: Mapping[str, Any]) -> Unt
         for norm in ("norm1", "norm2"):
             tensors[f"blocks.{layer}.{norm}.weight"] = torch.ones(config.width)
             tensors[f"blocks.{layer}.{norm}.bias"] = torch.zeros(config.width)
-    meta = {"format": FORMAT, "method": "nondeep", "arch": _arch(plain, branches), "join": _join_metadata(SEPARATE)}
+    meta = {"format": FORMAT, "method": "nondeep", "arch": _arch(plain, branches), "join": _join_metadata()}
     net = with_weights(_joined(plain, branches).module(), tensors, torch.float32)
     return UntrainedNetwork(
         net=net,
@@ -123,11 +123,12 @@ def _arch(plain: PlainViT, branches: int) -> dict[str, Any]:
     }
 
 
-def _join_metadata(join: Join) -> dict[str, Any]:
+def _join_metadata() -> dict[str, Any]:
+    """How the branches are joined, with the keys of nondeep-branches-v1."""
     return {
-        "lambda": join.factor,
-        "attn_value": join.value,
-        "score_scale": join.scale,
+        "lambda": SEPARATE.factor,
+        "attn_value": SEPARATE.value,
+        "score_scale": SEPARATE.scale,
         "ffn": "pre-activation",
         "branch_reduce": "sum",
     }

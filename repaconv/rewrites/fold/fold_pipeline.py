@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def _then(first: Rewrite, second: Rewrite) -> Rewrite:
-    """A rewrite that applies the first, and the second only if the first changed something."""
+def _followed_by_affine(first: Rewrite) -> Rewrite:
+    """A rewrite after which ``affine`` runs again if it changed something."""
 
     def apply(model: ir.Model) -> Iterator[Change]:
         made = list(first.apply(model))
         yield from made
         if made:
             tidy(model)
-            yield from second.apply(model)
+            yield from AFFINE.apply(model)
 
     return replace(first, apply=apply)
 
@@ -89,7 +89,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     PATCH_MERGING,
     UNSTACK,
     AFFINE,
-    *(_then(fold, AFFINE) for fold in BEFORE_AFFINE),
+    *(_followed_by_affine(fold) for fold in BEFORE_AFFINE),
     GROUPED_CONVOLUTION,  # after ``affine``, which composes the layers of the parts with others
     CONVOLUTION,
     RECURRENT,

@@ -93,6 +93,14 @@ def test_what_is_exported_on_a_family_that_nobody_measured_says_so(monkeypatch, 
     assert (done.unmeasured, done.rewrites) == ("avx-vnni", ())
 
 
+def test_a_target_file_may_use_the_former_name_of_the_other_runtimes(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\nextends = "x86-64"\nbeside = ["cpu-torch"]\n')
+    assert load_target(str(path)).other_runtimes == ("cpu-torch",)
+    path.write_text('name = "mine"\nextends = "x86-64"\n')
+    assert load_target(str(path)).other_runtimes == load_target("x86-64").other_runtimes
+
+
 def test_a_target_of_the_users_own(tmp_path, tiny, repaconv):
     text = (
         'name = "mine"\nabout = "a board"\nruntime = "onnxruntime"\nopset = 17\nprecisions = ["fp32"]\n'

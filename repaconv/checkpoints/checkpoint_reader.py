@@ -307,8 +307,8 @@ def _by_rule(path: Path, place: str, others: list[str], value: Any) -> str:
         bare = "the file is one module" if isinstance(value, Placeholder) else "the file is a bare state dict"
         return "the only weights in the file" if place != "." else bare
     average = next((other for other in others if other.partition(".")[0] in AVERAGE_KEYS), None)
-    beside = f"its moving average is --weights {average}" if average else f"other sets: {', '.join(others)}"
-    return f"{place} by rule; {beside}"
+    choice = f"its moving average is --weights {average}" if average else f"other sets: {', '.join(others)}"
+    return f"{place} by rule; {choice}"
 
 
 def _by_mmengine(value: Mapping[str, Any]) -> bool:

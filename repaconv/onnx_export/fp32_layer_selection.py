@@ -111,8 +111,8 @@ def _require_not_of_plain(
     values = {value for node in theirs for value in node.output}
     modules = [module for node in theirs if (module := node.name.rpartition("/")[0])]
     same = [node.name for node in model.graph.node if values.intersection(node.output)]
-    beside = [name for name in known if name.rpartition("/")[0] in modules]
-    found = [name for name in dict.fromkeys((*same, *beside)) if name in known]
+    of_modules = [name for name in known if name.rpartition("/")[0] in modules]
+    found = [name for name in dict.fromkeys((*same, *of_modules)) if name in known]
     around = next((module for module in modules if any(module in _names_of(name) for name in known)), "")
     names = [*found[:3], *([f"the module {around}"] if around else [])]
     raise UsageProblem(

@@ -121,14 +121,14 @@ class Regression(Record):
     def description(self) -> str:
         """Description of the comparison and its result."""
         whose = "the baseline" if self.same_machine else f"the baseline of another machine ({self.machine})"
-        beside = f"each relative to the {self.reference} measured with it" if self.reference else "in milliseconds"
+        unit = f"each relative to the {self.reference} measured with it" if self.reference else "in milliseconds"
         rough = "" if self.same_machine else ", which compares only roughly from one machine to another"
         interval = f"{self.confidence:.0%} interval {self.low:.3f} to {self.high:.3f}"
         if self.verdict == "inconclusive":
             found = f"not conclusive (about {self.ratio:.1f}x the time, {interval})"
-            return f"compared with {whose}, {beside}{rough}: {found}, {1 + self.allowed:.3f} is allowed"
+            return f"compared with {whose}, {unit}{rough}: {found}, {1 + self.allowed:.3f} is allowed"
         return (
-            f"takes {self.ratio:.3f} times as long as {whose}, {beside}{rough} ({interval}), "
+            f"takes {self.ratio:.3f} times as long as {whose}, {unit}{rough} ({interval}), "
             f"{1 + self.allowed:.3f} is allowed"
         )
 

@@ -48,7 +48,7 @@ KEYS = tuple(
 LARGEST, MOST_REPEATS = 1 << 16, 1000
 """Largest number in a YAML, and most repetitions of a layer: anything larger is meant to exhaust memory."""
 MOST_SPARE_NUMBERS = 1 << 26
-"""Numbers that a network may have beside those of its checkpoint, which its heads for training have."""
+"""Numbers that a network may have besides those of its checkpoint, which its heads for training have."""
 
 
 # What a checkpoint says of its network

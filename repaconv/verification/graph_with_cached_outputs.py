@@ -68,7 +68,7 @@ class Evaluated:
         return size <= KEPT_SESSION_BYTES
 
     def discard(self) -> None:
-        """Release what the graph holds beside its weights: reference cycles keep that until garbage collection."""
+        """Release what the graph holds besides its weights: reference cycles keep that until garbage collection."""
         self.close()
         if (read := self.__dict__.pop("_read", None)) is not None:
             release_weights(read.settled)

@@ -66,12 +66,16 @@ class Target(Record):
         typed_by: Whether bf16 is the type of the graph, or a setting of the runtime for a float32 graph.
         quantizers: Quantizers that `tune` tries in addition to ONNX Runtime's.
         source: The sources of these values.
-        beside: Targets with other runtimes on the same device, which `tune` tries.
+        other_runtimes: Targets with other runtimes on the same device, which `tune` tries.
         limits: Peak throughput and bandwidth for `bench --estimate`. A series of GPUs has none.
         variants: The same device with other systems, e.g. ``orin-nano@jp5.1``.
     """
 
-    FORMER: ClassVar[Mapping[str, str]] = {"lacks": "unsupported_ops", "quantisers": "quantizers"}
+    FORMER: ClassVar[Mapping[str, str]] = {
+        "lacks": "unsupported_ops",
+        "quantisers": "quantizers",
+        "beside": "other_runtimes",
+    }
 
     name: str = Field(pattern=r"^[\w-]+(@[\w-]+(\.\d+)*)?$")
     about: str
@@ -94,7 +98,7 @@ class Target(Record):
     typed_by: Literal["graph", "runtime"] = "graph"
     quantizers: tuple[Literal["onnxruntime-symmetric", "nncf", "nncf-symmetric"], ...] = ()
     source: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    other_runtimes: tuple[str, ...] = ()
     bench: BenchDefaults
     limits: Limits | None = None
     variants: dict[Annotated[str, Field(pattern=r"^[\w-]+(\.\d+)*$")], Variant] = Field(default={})

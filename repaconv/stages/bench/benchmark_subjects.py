@@ -113,9 +113,9 @@ def choose_subjects(
     other = [_named_reference(_existing(Path(against)), path)] if against else []
     if run is None:
         assert path is not None
-        beside = [path, *(subject.path for subject in other)]
+        files = [path, *(subject.path for subject in other)]
         overridden = tuple(
-            dict.fromkeys(word for file in beside for word in _overridden_checks(file, unverified=unverified))
+            dict.fromkeys(word for file in files for word in _overridden_checks(file, unverified=unverified))
         )
         size = None if image_size else _usual_size(path)
         alone = "" if other else "measured alone: give the model to compare it with, --against FILE, for a speedup"

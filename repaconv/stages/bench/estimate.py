@@ -245,7 +245,7 @@ def _artefact(plan: _Plan, options: EstimateOptions, limits: Limits, every: list
     """Estimate each node by the peak figures, and sum up."""
     from repaconv.benchmark.latency_estimate import estimated, unknown
 
-    nodes, beside = estimated(every, limits), _Measured.of(plan)
+    nodes, measured = estimated(every, limits), _Measured.of(plan)
     return EstimateArtefact(
         made_by=made_by(),
         verdict="not verified",
@@ -264,8 +264,8 @@ def _artefact(plan: _Plan, options: EstimateOptions, limits: Limits, every: list
         low_ms=sum(node.low_ms for node in nodes),
         high_ms=sum(node.high_ms for node in nodes),
         nodes=nodes,
-        measured_ms=beside.ms,
-        measurement=beside.description,
+        measured_ms=measured.ms,
+        measurement=measured.description,
         note="; ".join(part for part in (plan.note, unknown(every)) if part),
     )
 

@@ -168,14 +168,14 @@ def _reference_name(done: BenchArtefact) -> str:
 
 def baseline_of(done: BenchArtefact) -> Baseline:
     """A measurement as a baseline entry."""
-    subject, *beside = done.latencies if _reference_name(done) else done.latencies[:1]
+    subject, *reference = done.latencies if _reference_name(done) else done.latencies[:1]
     return Baseline(
         sha256=subject.sha256,
         network=done.network,
         p50_ms=subject.p50_ms,
         subject_ms=subject.samples_ms,
-        reference_sha256=beside[0].sha256 if beside else "",
-        reference_ms=beside[0].samples_ms if beside else (),
+        reference_sha256=reference[0].sha256 if reference else "",
+        reference_ms=reference[0].samples_ms if reference else (),
         session_loads=done.session_loads,
         machine=dict(done.machine),
     )

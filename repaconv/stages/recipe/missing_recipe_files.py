@@ -72,8 +72,8 @@ def _files(recipe: Recipe, path: Path) -> Iterator[_Missing]:
     for keys, name in named:
         if name and not exists(path.parent / name):
             text = f"{'.'.join(keys)}: there is no {path.parent / name}."
-            beside = (path.parent / name).parent
-            known = [each.name for each in beside.iterdir()] if exists(beside) and beside.is_dir() else []
+            folder = (path.parent / name).parent
+            known = [each.name for each in folder.iterdir()] if exists(folder) and folder.is_dir() else []
             near = did_you_mean(Path(name).name, known)
             yield _Missing(keys, text, f"{near}Paths are relative to the recipe's folder.", "recipe.missing")
 

@@ -254,11 +254,11 @@ def _machine(target: str) -> str:
 
 def _with_companions(name: str, path: Path) -> dict[str, Path]:
     """A file with those that are read with it: external weights, the description of an engine or an adapter."""
-    beside = [
+    companions = [
         path.parent / "adapter_config.json",
         *([path.with_suffix(".json")] if path.suffix in ENGINE_SUFFIXES else []),
     ]
-    found = [each for each in beside if path.is_file() and each.is_file()]
+    found = [each for each in companions if path.is_file() and each.is_file()]
     if path.is_file() and is_graph(path):
         with suppress(Refused):  # the stage reports it
             found += [path.parent / each for each in external_files_of(path)]

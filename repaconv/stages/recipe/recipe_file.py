@@ -414,8 +414,8 @@ def _with_base(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Pos
         return plain, lines
     other, at = path.parent / base, position_of(lines, ("extends",), str(path))
     if not exists(other) or not other.is_file():
-        beside = sorted(each.name for each in other.parent.glob("*.toml")) if exists(other.parent) else []
-        hint = f"{did_you_mean(other.name, beside)}Paths are relative to the recipe's folder."
+        recipes = sorted(each.name for each in other.parent.glob("*.toml")) if exists(other.parent) else []
+        hint = f"{did_you_mean(other.name, recipes)}Paths are relative to the recipe's folder."
         raise RecipeProblem([RecipeError(at, f"extends: there is no {other}.", hint, "recipe.missing")])
     if other.resolve() in (path.resolve(), *(each.resolve() for each in above)):
         text = f"extends: {base} extends this recipe itself."

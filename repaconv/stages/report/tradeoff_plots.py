@@ -97,10 +97,10 @@ def _drawn(each: Point, x: float, y: float, color: str, *, named: bool) -> list[
 def axes(across: Sequence[str], up: Sequence[str]) -> list[str]:
     """Draw both axes, each with labels at its start, middle and end."""
     lines = [f'<path d="M{LEFT} {CEILING} V{FLOOR} H{RIGHT}" fill="none" stroke="currentColor" opacity=".4"/>']
-    for part, below, beside in zip((0.0, 0.5, 1.0), across, up, strict=True):
+    for part, below, left in zip((0.0, 0.5, 1.0), across, up, strict=True):
         x, y = LEFT + (RIGHT - LEFT) * part, FLOOR - (FLOOR - CEILING) * part
         lines.append(f'<text x="{x:.1f}" y="{FLOOR + 18}" text-anchor="middle" fill="currentColor">{below}</text>')
-        lines.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{beside}</text>')
+        lines.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{left}</text>')
     return lines
 
 

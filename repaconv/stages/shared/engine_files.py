@@ -55,12 +55,12 @@ def build_of(engine: Path) -> BuildArtefact | None:
         Refused: If the engine does not exist, or is not the file that was built.
     """
     require_file(engine, hint="Give an engine that `repaconv build` wrote.", code="engine.missing")
-    beside = engine.with_suffix(".json")
-    if not beside.is_file() or stage_of(beside) != "build":
+    record = engine.with_suffix(".json")
+    if not record.is_file() or stage_of(record) != "build":
         return None
-    built = read_artefact(beside, BuildArtefact)
+    built = read_artefact(record, BuildArtefact)
     if (
-        beside.parent / built.payload.path
+        record.parent / built.payload.path
     ).resolve() != engine.resolve():  # the result of another file with the same stem
         return None
     run_folder.Run(engine.parent).payload(built.payload)

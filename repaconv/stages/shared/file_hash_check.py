@@ -64,8 +64,8 @@ def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None
     sha256 = stamp = None
     if _worth_hashing(checkpoint):
         stamp = stamp_of(checkpoint)
-        with thread_pool(1) as beside:
-            importing = beside.submit(_import_torch, meta=built)
+        with thread_pool(1) as pool:
+            importing = pool.submit(_import_torch, meta=built)
             sha256 = sha256_of(checkpoint)
             importing.result()  # the import must be finished before torch is used
     from repaconv.checkpoints import read_checkpoint

@@ -63,19 +63,19 @@ def available_runtimes(options: TuneOptions, device: Target, *, here: bool) -> M
         UsageProblem: If a runtime is unknown for the target, or see `_require_on_cluster`.
     """
     own: Engine = plugins.load(plugins.ENGINES, device.runtime)
-    beside = {other.runtime: other for other in map(load_target, device.beside)}
-    asked = _requested_runtimes(options, beside) - {device.runtime}
-    if unknown := sorted(asked - set(beside)):
+    others = {other.runtime: other for other in map(load_target, device.other_runtimes)}
+    asked = _requested_runtimes(options, others) - {device.runtime}
+    if unknown := sorted(asked - set(others)):
         raise UsageProblem(
             f"{device.name} cannot use the runtime {', '.join(unknown)}.",
-            hint=f"It can use {', '.join([device.runtime, *beside])}.",
+            hint=f"It can use {', '.join([device.runtime, *others])}.",
             code="tune.runtimes",
         )
     if not here:
         _require_on_cluster(options, device, asked)
         return MachineRuntimes((device,), {own.name: device.runtime_version}, ())
     devices, versions, left = [device], {own.name: own.version()}, []
-    for name, other in beside.items():
+    for name, other in others.items():
         try:
             if name in asked:
                 versions[name] = plugins.load(plugins.ENGINES, name).version()
@@ -111,12 +111,12 @@ def _require_on_cluster(options: TuneOptions, device: Target, asked: set[str]) -
         )
 
 
-def _requested_runtimes(options: TuneOptions, beside: Mapping[str, Target]) -> set[str]:
+def _requested_runtimes(options: TuneOptions, others: Mapping[str, Target]) -> set[str]:
     """Return the requested runtimes. By default, all that run graphs: compiling PyTorch modules takes minutes and
     was never the fastest.
     """
     named = set(options.runtimes or (AUTO,))
-    graphs = {name for name, other in beside.items() if not takes_networks(other)}
+    graphs = {name for name, other in others.items() if not takes_networks(other)}
     return (named - {AUTO}) | (graphs if AUTO in named else set())
 
 

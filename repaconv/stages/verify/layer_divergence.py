@@ -68,10 +68,10 @@ def _against_float32_graph(
     from repaconv.verification.divergence_location import locate
     from repaconv.verification.model_runners import OnnxValues
 
-    beside = float32_counterpart(source_model.run, source_model.folded, exported)
-    if beside is None:
+    counterpart = float32_counterpart(source_model.run, source_model.folded, exported)
+    if counterpart is None:
         return Location(module="", reason="followed layer by layer only next to the float32 graph: export that, too")
-    single = beside.artefact
+    single = counterpart.artefact
     fixed = {exported.batch, single.batch} - {"dynamic"}
     size = next(iter(feeds.values())).shape[2:]
     if len(fixed) > 1 or single.image_size not in (None, "dynamic", size):

@@ -71,6 +71,11 @@ def test_residual_blocks():
     assert found.count("Conv") == 3
 
 
+def test_a_value_that_is_turned_for_another_reader_as_well_is_turned_once():
+    rows = [*BEGIN, ("Softmax", "s", "v"), ("Add", "s v", "e"), *END, ("Transpose", "v", "w", FIRST)]
+    assert kinds([*rows, ("Sin", "w", "y2")], ("y", "y2")).count("Transpose") == 2
+
+
 def test_a_concat_of_channels_before_a_convolution():
     rows = [
         *convolution("s", "a"),

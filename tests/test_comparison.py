@@ -104,6 +104,16 @@ def test_an_output_that_moves_by_less_than_the_absolute_tolerance_verifies_nothi
         assert [link.reason for link in one.links("onnx", "reference")] == [reason]
 
 
+@pytest.mark.parametrize("shape", [(8,), (8, 1), (8, 3)])
+def test_whole_numbers_are_counted_by_image(shape):
+    right = np.arange(np.prod(shape)).reshape(shape)
+    found = right.copy()
+    found[5:7] += 1
+    figures = compared(found, right).figures
+    assert (figures.unit, figures.compared, figures.different) == ("images", 8, 2)
+    assert compared(right, right).reason == "within_tolerance"
+
+
 def test_a_difference_fails_before_anything_is_called_not_verified():
     unsure = np.array([True, True, True, False])
     found = 1.1 * RIGHT[:4]

@@ -41,7 +41,10 @@ NUMBERS = {
     "bias": RANDOM.standard_normal(6),
     "bias_pruned": without(RANDOM.standard_normal(6), rows=(1, 3)),
     "half": np.array(0.5),
-    "one": np.array(1.0),
+    "low": np.array(-0.4),
+    "high": np.array(0.3),
+    "wide": RANDOM.standard_normal((5, 6, 1, 1)),
+    "spatial": np.array([2, 3]),
     "slope": RANDOM.standard_normal((6, 1, 1)),
     "shift": RANDOM.standard_normal((1, 6, 1, 1)),
     "begin": np.array([1]),
@@ -57,7 +60,6 @@ NUMBERS = {
     "no_region": np.array([], np.float64),
     "scales": np.array([1, 1, 2, 2], np.float32),
 }
-CROP = ("Slice", "a begin end axis")
 
 
 def weights_after_folding(rows, shape=SHAPE, outputs=("y",)):
@@ -111,6 +113,36 @@ def test_a_batch_norm_that_gives_zero_drops_its_channel():
         ("Conv", "b second", "y", SAME),
     ]
     assert weights_after_folding(rows) == [(5, 8, 3, 3), (4, 5, 3, 3)]
+
+
+@pytest.mark.parametrize("shape", [SHAPE, ("n", 8, "h", "w")])
+@pytest.mark.parametrize(
+    "between",
+    [
+        [("Relu", "a", "b")],
+        [("Sigmoid", "a", "b")],
+        [("Add", "a shift", "t"), ("Sigmoid", "t", "s"), ("Mul", "t s", "b")],
+        [("Clip", "a low high", "c"), ("Div", "c half", "d"), ("Sub", "shift d", "b")],
+        [("MaxPool", "a", "p", {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1]}), ("Neg", "p", "b")],
+        [("Relu", "a", "r"), ("Conv", "r depthwise bias", "d", DEPTHWISE), ("Tanh", "d", "b")],
+        [("BatchNormalization", "a gamma bias mean variance", "n"), ("HardSwish", "n", "b")],
+        [("ReduceMean", "a spatial", "m"), ("Max", "m shift", "b")],
+    ],
+    ids=["relu", "sigmoid", "sum", "clip", "pool", "depthwise", "batch-norm", "mean"],
+)
+def test_channels_that_are_one_number_go_into_the_bias_of_a_layer_that_does_not_pad(between, shape):
+    first = "first_pruned bias_pruned" if between[0] == ("Relu", "a", "r") else "first_pruned bias"
+    rows = [("Conv", f"x {first}", "a", SAME), *between, ("Conv", "b wide", "y")]
+    left = 3 if between[0][0] == "BatchNormalization" else 4  # it scales one more channel by zero
+    found = weights_after_folding(rows, shape)
+    assert (left, 8, 3, 3) in found
+    assert (5, left, 1, 1) in found
+
+
+def test_channels_that_are_one_number_stay_before_a_border():
+    """There the next layer reads zeros."""
+    rows = [("Conv", "x first_pruned bias", "a", SAME), ("Sigmoid", "a", "b"), ("Conv", "b second", "y", SAME)]
+    assert weights_after_folding(rows) == [(6, 8, 3, 3), (4, 6, 3, 3)]
 
 
 def test_a_residual_branch_gets_narrower_inside_only():

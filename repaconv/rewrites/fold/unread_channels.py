@@ -5,12 +5,14 @@
 Pruned networks have such channels, whose weights a tool has set to zero, and so has a convolution of whose output only
 a slice is read. A channel goes on through activations, norms, pools, sums and depthwise convolutions. It is dropped
 from all of them together, or from none if an operator that mixes channels in another way reads or computes one of them.
+
+A channel that has one number everywhere, such as the shift of a BatchNorm whose scale a tool has set to zero, goes into
+the bias of a convolution that does not pad.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +36,7 @@ from repaconv.graph.operator_facts import POOLS, REDUCTIONS, SELECTIONS, UNARY
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
 from repaconv.results import Change
-from repaconv.rewrites.fold.kernels_from_onnx import resizes_pixels_only, spatial_padding
+from repaconv.rewrites.fold.kernels_from_onnx import counts_padding, resizes_pixels_only, spatial_padding
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -48,6 +50,15 @@ BROADCASTING = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min")
 ONE_IMAGE = (*POOLS, *REDUCTIONS, *SELECTIONS, "BatchNormalization", "Clip", "Identity", "Pad", "PRelu", "Resize")
 """Further operators that act channel by channel on their first input, under conditions."""
 NOT_ZERO_AT_ZERO = ("Cos", "Exp", "HardSigmoid", "Log", "Reciprocal", "Sigmoid", "Softplus")
+FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "Relu": lambda numbers: np.maximum(numbers, 0),
+    "Sigmoid": lambda numbers: 1 / (1 + np.exp(-numbers)),
+    "Tanh": np.tanh,
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "HardSwish": lambda numbers: numbers * np.clip(numbers / 6 + 0.5, 0, 1),
+}
+"""Activations of which numbers other than zero are computed as well."""
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
@@ -58,7 +69,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 class _Channels:
-    """All channels of the images of a graph: which are dropped together, which are read, and which are zero.
+    """All channels of the images of a graph: which are dropped together, which are read, and which are one number.
 
     Channels of different values that are dropped together have the same number in ``together``.
     """
@@ -67,7 +78,8 @@ class _Channels:
         self.model = model
         self.start: dict[ir.Value, int] = {}
         self.count = 0
-        self.zero: dict[ir.Value, Mask] = {}
+        self.numbers: dict[ir.Value, Array] = {}
+        """The number that each channel of a value is everywhere; NaN if it is not known to be one number."""
         self.pairs: list[tuple[Array, Array]] = []
         self.read: list[Array] = []
         """Channels that stay."""
@@ -76,7 +88,7 @@ class _Channels:
                 self._enter(node)
 
     def _enter(self, node: ir.Node) -> None:
-        """Record what a node reads, which channels it keeps together, and which of its outputs' are zero."""
+        """Record what a node reads, which channels it keeps together, and the numbers of its outputs."""
         known = self._enter_layer(node) or self._enter_concat(node) or self._enter_selection(node)
         if not known and not self._enter_channelwise(node):
             for value in (*node.inputs, *node.outputs):
@@ -92,9 +104,8 @@ class _Channels:
             self.count += width_of(value) or 0
         return self.start[value] + np.arange(width_of(value) or 0)
 
-    def _zero(self, value: ir.Value) -> Mask:
-        """Which channels of a value are known to be zero."""
-        return self.zero.get(value, np.zeros(width_of(value) or 0, bool))
+    def _numbers(self, value: ir.Value) -> Array:
+        return self.numbers.get(value, np.full(width_of(value) or 0, np.nan))
 
     def _read(self, value: ir.Value | None, places: Array | None = None) -> None:
         if value is not None and width_of(value) is not None:
@@ -108,11 +119,27 @@ class _Channels:
             return False
         weight, bias = found  # [M, C, ...]
         used: Mask = (weight != 0).reshape(*weight.shape[:2], -1).any(2)
-        used[:, self._zero(x)] = False
+        used &= ~self._are_absorbed(node, x)
         self._read(x, np.flatnonzero(used.any(0)))
         self.of(out)
-        self.zero[out] = ~used.any(1) & (True if bias is None else bias == 0)
+        whole = self._bias_of(node, weight, np.ones(weight.shape[1], bool)) + (0 if bias is None else bias)
+        self.numbers[out] = np.where(used.any(1), np.nan, whole)
         return True
+
+    def _are_absorbed(self, node: ir.Node, x: ir.Value) -> Mask:
+        """Which channels of an image a layer needs not read: zeros, and other numbers if it does not pad."""
+        numbers = self._numbers(x)
+        result: Mask = (numbers == 0) | (~np.isnan(numbers) & (node.op_type == "Conv" and not _is_padded(node)))
+        return result
+
+    def _bias_of(self, node: ir.Node, weight: Array, places: Mask) -> Array:
+        """What those of some channels that are one number add to each output of a layer."""
+        x = node.inputs[0]
+        assert x is not None
+        places = places & self._are_absorbed(node, x) & (self._numbers(x) != 0)
+        kernels = weight[:, places].sum(tuple(range(2, weight.ndim)))
+        summed: Array = kernels @ self._numbers(x)[places]
+        return summed
 
     def _enter_concat(self, node: ir.Node) -> bool:
         out = node.outputs[0]
@@ -123,7 +150,7 @@ class _Channels:
         if len(parts) < len(node.inputs):
             return False
         self.pairs.append((self.of(out), np.concatenate([self.of(part) for part in parts])))
-        self.zero[out] = np.concatenate([self._zero(part) for part in parts])
+        self.numbers[out] = np.concatenate([self._numbers(part) for part in parts])
         return True
 
     def _enter_selection(self, node: ir.Node) -> bool:
@@ -141,7 +168,7 @@ class _Channels:
                 return False
             else:
                 self.pairs.append((self.of(out), self.of(one.value)[one.places]))
-                self.zero[out] = self._zero(one.value)[one.places]
+                self.numbers[out] = self._numbers(one.value)[one.places]
         return True
 
     def _enter_channelwise(self, node: ir.Node) -> bool:
@@ -154,46 +181,54 @@ class _Channels:
                 self.pairs.append((self.of(out), self.of(value)))
             else:
                 self._read(value)
-        self.zero[out] = self._zeros_after(node, images[0])
+        self.numbers[out] = self._numbers_after(node, images[0])
         return True
 
-    def _zeros_after(self, node: ir.Node, x: ir.Value) -> Mask:
-        """Which channels of an output are zero."""
-        zero, kind = self._zero(x), node.op_type
-        none = np.zeros_like(zero)
+    def _numbers_after(self, node: ir.Node, x: ir.Value) -> Array:
+        """The number that each channel of the output of a channelwise node is."""
+        numbers, kind = self._numbers(x), node.op_type
+        zeros: Array = np.where(numbers == 0, 0.0, np.nan)
         if kind in BROADCASTING:
-            parts = [self._zeros_of_operand(node, value) for value in node.inputs if value is not None]
-            if kind == "Div":
-                return parts[0] & ~parts[1]
-            every = np.logical_or if kind == "Mul" else np.logical_and
-            return reduce(every, parts)
+            return _combined(kind, [self._operand(node, value) for value in node.inputs if value is not None])
         if kind == "BatchNormalization":
             both = batchnorm(node)
-            return none if both is None else (zero | (both[0] == 0)) & (both[1] == 0)
+            assert both is not None
+            return np.where(both[0] == 0, both[1], numbers * both[0] + both[1])
         if kind == "Conv":
             found = _weight_and_bias(node)
             assert found is not None
-            empty: Mask = ~(found[0] != 0).reshape(len(zero), -1).any(1)
-            return (zero | empty) & (np.ones_like(zero) if found[1] is None else found[1] == 0)
+            weight = found[0].reshape(len(numbers), -1)
+            known = zeros if _is_padded(node) else numbers
+            summed = np.where(weight.any(1), known * weight.sum(1), 0.0)
+            return summed if found[1] is None else summed + found[1]
         if kind == "Clip":
-            low, high = (constant(input_at(node, place)) for place in (1, 2))
-            given = [input_at(node, place) is None or end is not None for place, end in ((1, low), (2, high))]
-            holds = all(given) and (low is None or (low <= 0).all()) and (high is None or (high >= 0).all())
-            return zero if holds else none
+            ends = [(input_at(node, place), constant(input_at(node, place))) for place in (1, 2)]
+            if any(value is not None and end is None for value, end in ends):
+                return np.full_like(numbers, np.nan)
+            low, high = (
+                end if end is not None else limit for (_, end), limit in zip(ends, (-np.inf, np.inf), strict=True)
+            )
+            return np.minimum(np.maximum(numbers, low), high).reshape(-1)
         if kind == "Pad":
             fill = constant(input_at(node, 2))
-            return zero if input_at(node, 2) is None or (fill is not None and not fill.any()) else none
-        return none if kind in NOT_ZERO_AT_ZERO else zero
+            filled = input_at(node, 2) is None or (fill is not None and not fill.any())
+            return zeros if filled else np.full_like(numbers, np.nan)
+        if kind in FUNCTIONS:
+            return FUNCTIONS[kind](numbers)
+        if kind in UNARY:
+            return np.full_like(numbers, np.nan) if kind in NOT_ZERO_AT_ZERO else zeros
+        return zeros if kind in ("PRelu", "ReduceSum") or counts_padding(node) else numbers
 
-    def _zeros_of_operand(self, node: ir.Node, value: ir.Value) -> Mask:
-        """Which channels of an output read zeros of one operand."""
+    def _operand(self, node: ir.Node, value: ir.Value) -> Array:
+        """The number that each channel of an output reads of one operand."""
         count, rank = width_of(node.outputs[0]) or 0, rank_of(node.outputs[0])
-        numbers = constant(value)
-        if numbers is None:
-            return self._zero(value) if width_of(value) == count else np.zeros(count, bool)
+        given = constant(value)
+        if given is None:
+            return self._numbers(value) if width_of(value) == count else np.full(count, np.nan)
+        whole = np.array(given, float, ndmin=rank)
         others = tuple(axis for axis in range(rank) if axis != CHANNELS)
-        zeros: Mask = np.broadcast_to((np.array(numbers, ndmin=rank) == 0).all(others), count)
-        return zeros
+        least, most = whole.min(others), whole.max(others)
+        return np.broadcast_to(np.where(least == most, least, np.nan), count)
 
     def dropped(self) -> Iterator[Change]:
         """Drop the channels that nothing keeps."""
@@ -209,7 +244,9 @@ class _Channels:
                 if value in shapes:
                     value.name = Writer(self.model, node).name(value.name)  # what has its name has all channels
             if not _selects_channels(node):
+                added = self._dropped_bias(node, kept)
                 _narrow(self.model, node, kept, made)
+                _add_bias(self.model, node, added)
             if before is not None:
                 description = f"{node.op_type} {list(before)} -> {list(shape_of_constant(node.inputs[1]) or ())}"
                 yield Change(rewrite=UNREAD_CHANNELS.name, place=node.name or "", description=description)
@@ -218,6 +255,14 @@ class _Channels:
                 _narrow_selection(self.model, node, kept)  # last, since it replaces values of which `kept` tells
         for value, shape in shapes.items():
             set_shape(value, [*shape[:CHANNELS], int(kept[value].sum()), *shape[CHANNELS + 1 :]], value)
+
+    def _dropped_bias(self, node: ir.Node, kept: dict[ir.Value, Mask]) -> Array | None:
+        """What the channels that are dropped add to the outputs of a layer that stay; None for other nodes."""
+        x, out = node.inputs[0], node.outputs[0]
+        found = _weight_and_bias(node) if attribute(node, "group", 1) == 1 else None
+        if found is None or x not in kept or kept[x].all():
+            return None
+        return self._bias_of(node, found[0], ~kept[x])[kept[out]]
 
     def _kept(self) -> dict[ir.Value, Mask] | None:
         """Which channels of each value stay; None if all do."""
@@ -245,6 +290,28 @@ def width_of(value: ir.Value) -> int | None:
         return None
     width = shape[CHANNELS]
     return width if isinstance(width, int) and width > 0 and value.dtype.is_floating_point() else None
+
+
+def _combined(kind: str, operands: list[Array]) -> Array:
+    """What an operator makes of numbers of channels; NaN is an unknown one, and zero times that is zero."""
+    result = operands[0]
+    for one in operands[1:]:
+        if kind == "Mul":
+            result = np.where((result == 0) | (one == 0), 0.0, result * one)
+        elif kind == "Div":
+            result = np.where(one == 0, np.nan, result / np.where(one == 0, 1.0, one))
+        else:
+            result = _OPERATORS[kind](result, one)
+    return result
+
+
+_OPERATORS: dict[str, Callable[[Array, Array], Array]] = {
+    **{"Add": np.add, "Sum": np.add, "Sub": np.subtract, "Max": np.maximum, "Min": np.minimum},
+}
+
+
+def _is_padded(node: ir.Node) -> bool:
+    return any(attribute(node, "pads", (0,))) or attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
 
 
 def _components(count: int, pairs: list[tuple[Array, Array]]) -> Array:
@@ -364,6 +431,16 @@ def _narrow(
             node.replace_input_with(place, made[key])
     if node.op_type == "Conv" and attribute(node, "group", 1) > 1:
         node.attributes["group"] = ir.AttrInt64("group", int(rows.sum()))
+
+
+def _add_bias(model: ir.Model, node: ir.Node, added: Array | None) -> None:
+    """Add numbers to the bias of a layer."""
+    if added is None or not added.any():
+        return
+    bias = constant(input_at(node, 2))
+    new = Writer(model, node).constant(added + (0 if bias is None else bias), like=node.inputs[1])
+    node.resize_inputs(3)
+    node.replace_input_with(2, new)
 
 
 def _rows_and_columns(node: ir.Node, place: int, numbers: Array, rows: Mask, columns: Mask | None) -> Array:

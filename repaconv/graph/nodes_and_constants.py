@@ -34,7 +34,7 @@ def constant(value: ir.Value | None) -> Array | None:
     """
     if value is None or not is_constant(value):
         return None
-    found = _stored(value)
+    found = stored(value)
     is_float = found.dtype.kind == "f" or (found.dtype.kind == "V" and found.dtype.name == "bfloat16")
     if not is_float:
         return found
@@ -43,8 +43,8 @@ def constant(value: ir.Value | None) -> Array | None:
     return numbers
 
 
-def _stored(value: ir.Value) -> Array:
-    """A constant's numbers. Small ones, which are read many times, are decoded once."""
+def stored(value: ir.Value) -> Array:
+    """Return the numbers of a constant in its own type. Small ones, which are read many times, are decoded once."""
     import onnx_ir as ir
 
     known = value.const_value

@@ -31,6 +31,7 @@ from repaconv.graph.nodes_and_constants import (
     is_read,
     nodes_of,
     shape_of_constant,
+    stored,
 )
 from repaconv.graph.operator_facts import POOLS, REDUCTIONS, SELECTIONS, UNARY
 from repaconv.graph.rewrite_contract import Rewrite
@@ -137,7 +138,7 @@ class _Channels:
         x = node.inputs[0]
         assert x is not None
         places = places & self._are_absorbed(node, x) & (self._numbers(x) != 0)
-        kernels = weight[:, places].sum(tuple(range(2, weight.ndim)))
+        kernels = weight[:, places].astype(np.float64).sum(tuple(range(2, weight.ndim)))
         summed: Array = kernels @ self._numbers(x)[places]
         return summed
 
@@ -197,7 +198,7 @@ class _Channels:
         if kind == "Conv":
             found = _weight_and_bias(node)
             assert found is not None
-            weight = found[0].reshape(len(numbers), -1)
+            weight = found[0].reshape(len(numbers), -1).astype(np.float64)
             known = zeros if _is_padded(node) else numbers
             summed = np.where(weight.any(1), known * weight.sum(1), 0.0)
             return summed if found[1] is None else summed + found[1]
@@ -330,14 +331,15 @@ def _components(count: int, pairs: list[tuple[Array, Array]]) -> Array:
 
 
 def _weight_and_bias(node: ir.Node) -> tuple[Array, Array | None] | None:
-    """The weight, outputs first, and the bias of a layer that alone reads them; None for other nodes."""
-    if node.op_type not in LAYERS or node.domain:
+    """The weight of a layer, outputs first and in its own type, and the bias; None for other nodes."""
+    weight, given = input_at(node, 1), input_at(node, 2)
+    if node.op_type not in LAYERS or node.domain or weight is None or not is_constant(weight):
         return None
-    given = input_at(node, 2)
-    weight, bias = constant(node.inputs[1]), constant(given)
-    if weight is None or (given is not None and bias is None):
+    bias = constant(given)
+    if given is not None and bias is None:
         return None
-    return weight if node.op_type == "Conv" else weight.swapaxes(0, 1), bias
+    numbers = stored(weight)
+    return numbers if node.op_type == "Conv" else numbers.swapaxes(0, 1), bias
 
 
 def _is_depthwise(node: ir.Node) -> bool:

@@ -62,9 +62,9 @@ NUMBERS = {
 }
 
 
-def weights_after_folding(rows, shape=SHAPE, outputs=("y",)):
-    """The shapes of all weights with four axes; all outputs are the same in float64."""
-    model = graph(rows, NUMBERS, {"x": shape}, outputs, opset=18)
+def weights_after_folding(rows, shape=SHAPE, outputs=("y",), numbers=NUMBERS):
+    """The shapes of the weights of all layers; all outputs are the same in float64."""
+    model = graph(rows, numbers, {"x": shape}, outputs, opset=18)
     after, _ = rewritten(model, FOLDS)
     onnx.checker.check_model(after, full_check=True)
     x = RANDOM.standard_normal(SHAPE)
@@ -143,6 +143,15 @@ def test_channels_that_are_one_number_stay_before_a_border():
     """There the next layer reads zeros."""
     rows = [("Conv", "x first_pruned bias", "a", SAME), ("Sigmoid", "a", "b"), ("Conv", "b second", "y", SAME)]
     assert weights_after_folding(rows) == [(6, 8, 3, 3), (4, 6, 3, 3)]
+
+
+@pytest.mark.parametrize(("zeros", "left"), [(30, 4), (20, 16), (16, 16), (10, 32)])
+def test_channels_that_fill_a_block_stay(zeros, left):
+    """Runtimes compute 4, 8 or 16 channels together: 22 of 32 take longer than all 32."""
+    first, second = RANDOM.standard_normal((32, 8, 3, 3)), RANDOM.standard_normal((4, 32, 3, 3))
+    numbers = {"a": without(first, rows=range(zeros)), "b": second}
+    rows = [("Conv", "x a", "c", SAME), ("Relu", "c", "r"), ("Conv", "r b", "y", SAME)]
+    assert weights_after_folding(rows, numbers=numbers) == [(left, 8, 3, 3), (4, left, 3, 3)]
 
 
 def test_a_residual_branch_gets_narrower_inside_only():

@@ -50,6 +50,8 @@ BROADCASTING = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min")
 """Operators of several images, and of constants."""
 ONE_IMAGE = (*POOLS, *REDUCTIONS, *SELECTIONS, "BatchNormalization", "Clip", "Identity", "Pad", "PRelu", "Resize")
 """Further operators that act channel by channel on their first input, under conditions."""
+BLOCKS = (16, 8, 4)
+"""Channels that runtimes compute together on CPUs: a layer of fewer channels that fill no blocks may take longer."""
 NOT_ZERO_AT_ZERO = ("Cos", "Exp", "HardSigmoid", "Log", "Reciprocal", "Sigmoid", "Softplus")
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "Relu": lambda numbers: np.maximum(numbers, 0),
@@ -275,12 +277,15 @@ class _Channels:
             if value.producer() is None:
                 self._read(value)  # an input of the graph
         stay[together[np.concatenate(self.read)] if self.read else []] = True
-        while True:
-            kept = {value: stay[together[self.of(value)]] for value in self.start}
-            empty = [value for value, one in kept.items() if one.size and not one.any() and is_read(value)]
-            if not empty:
-                break
-            stay[together[self.of(empty[0])[:1]]] = True  # no image is without channels
+        todo = True
+        while todo:
+            todo = False
+            for value in self.start:
+                own = together[self.of(value)]
+                gone = own[~stay[own]]
+                stay[gone[: _count_to_keep(value, len(gone))]] = True
+                todo = todo or _count_to_keep(value, len(gone)) > 0
+        kept = {value: stay[together[self.of(value)]] for value in self.start}
         return None if all(one.all() for one in kept.values()) else kept
 
 
@@ -291,6 +296,16 @@ def width_of(value: ir.Value) -> int | None:
         return None
     width = shape[CHANNELS]
     return width if isinstance(width, int) and width > 0 and value.dtype.is_floating_point() else None
+
+
+def _count_to_keep(value: ir.Value, gone: int) -> int:
+    """How many of the channels that nothing keeps stay nevertheless, so that those of a layer fill whole blocks."""
+    width, maker = width_of(value) or 0, value.producer()
+    if not gone or not is_read(value):
+        return 0
+    block = next((one for one in BLOCKS if width % one == 0 and (width > one or one == BLOCKS[-1])), 1)
+    is_layer = maker is not None and maker.op_type in LAYERS
+    return -(width - gone) % block if is_layer and width > gone else block * (width == gone)
 
 
 def _combined(kind: str, operands: list[Array]) -> Array:

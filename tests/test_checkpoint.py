@@ -447,7 +447,7 @@ def test_weights_of_an_architecture_that_are_no_floating_point_numbers_are_refus
     (tmp_path / "own.py").write_text(network)
     conv = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).state_dict()
     torch.save({**conv, "0.weight": conv["0.weight"].to(dtype)}, tmp_path / "whole.pth")
-    with pytest.raises(Refused, match=r"0\.weight holds .*, not floating point numbers") as told:
+    with pytest.raises(Refused, match=r"0.weight holds .*, not floating point numbers") as told:
         rc.fold(tmp_path / "whole.pth", arch=f"{tmp_path / 'own.py'}:net", out=tmp_path / "run")
     assert told.value.code == "checkpoint.dtype"
     assert not (tmp_path / "run").exists()

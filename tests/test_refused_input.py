@@ -318,3 +318,26 @@ def test_a_recipe_of_a_file_whose_name_has_control_characters_is_toml(tiny):
     odd = tiny.rename(tiny.with_name("we\nird\x7f \x1b[1m.pth"))
     made = rc.new_recipe(odd, out="recipe.toml")
     assert read_recipe(Path(made.recipe))[0].checkpoint == odd.name
+
+
+@pytest.mark.parametrize("given", ["/dev/zero", "pipe.toml"])
+@pytest.mark.parametrize("command", ["run", "gate", "sweep"])
+def test_a_recipe_or_a_matrix_that_never_ends_is_not_read(command, given, repaconv):
+    os.mkfifo("pipe.toml")
+    told = "".join(map(str, repaconv(command, given)))
+    assert "cannot be read: it is a pipe or a device, not a regular file" in " ".join(told.split())
+
+
+@pytest.mark.parametrize("text", ["models: " + "[" * 5000, "when: 2020-13-45"])
+def test_yaml_of_which_nothing_can_be_made_is_refused(text, repaconv):
+    Path("matrix.yaml").write_text(text)
+    code, _, told = repaconv("sweep", "matrix.yaml")
+    assert code == 2
+    assert "matrix.yaml is not YAML" in told
+
+
+def test_a_recipe_may_begin_with_a_byte_order_mark(tiny):
+    from repaconv.stages.recipe.recipe_file import read_recipe
+
+    Path("recipe.toml").write_bytes(b"\xef\xbb\xbf" + f'checkpoint = "{tiny.name}"\n'.encode())
+    assert read_recipe(Path("recipe.toml"))[0].checkpoint == tiny.name

@@ -35,6 +35,9 @@ class Position(NamedTuple):
 
 Positions = dict[tuple[str, ...], Position]
 
+MOST_NESTED = 50
+"""Maximum number of lists and tables in each other."""
+
 
 class InvalidToml(UsageProblem):
     """A text is not valid TOML; ``at`` is the position of the error."""
@@ -51,7 +54,7 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], Positions]:
         UsageProblem: If it cannot be read or is not TOML.
     """
     try:
-        text = path.read_text("utf-8")
+        text = text_of_file(path, "utf-8-sig")  # Windows editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise UsageProblem(
             f"the {what} {path} cannot be read: {why_unreadable(error)}.",
@@ -72,7 +75,10 @@ def parse_toml(text: str, where: str, what: str) -> tuple[dict[str, Any], Positi
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(text), key_lines(text, where)
+        table = tomllib.loads(text)
+        if _is_deeper(table, MOST_NESTED):  # dotted keys nest without a recursion of the parser
+            raise RecursionError
+        return table, key_lines(text, where)
     except tomllib.TOMLDecodeError as error:
         message, _, _ = str(error).partition(" (at ")
         found = re.search(r"line (\d+), column (\d+)", str(error))
@@ -81,6 +87,15 @@ def parse_toml(text: str, where: str, what: str) -> tuple[dict[str, Any], Positi
         raise InvalidToml(message[:1].lower() + message[1:], at, f"{what}.invalid") from error
     except RecursionError as error:
         raise InvalidToml("arrays or tables are nested too deep", Position(1, 1, where), f"{what}.invalid") from error
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Whether lists and tables are in each other more than ``depth`` times."""
+    layer = [value]
+    for _ in range(depth + 1):
+        inner = [each.values() if isinstance(each, dict) else each for each in layer if isinstance(each, (dict, list))]
+        layer = [each for values in inner for each in values]
+    return bool(layer)
 
 
 def key_lines(text: str, where: str = "") -> Positions:
@@ -184,9 +199,21 @@ def _keys_in_file(keys: tuple[str, ...], lines: Positions) -> tuple[str, ...]:
     return next((keys[:n] for n in range(len(keys), 0, -1) if keys[:n] in lines), keys)
 
 
+def text_of_file(path: Path, encoding: str = "utf-8") -> str:
+    """Return the text of a regular file.
+
+    Raises:
+        OSError: If it cannot be read, or is a pipe or a device, of which some never end.
+        UnicodeDecodeError: If it is not text.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError("it is a pipe or a device, not a regular file")
+    return path.read_text(encoding)
+
+
 def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
     """Return the operating system's message, without its error number and the path."""
-    return str(getattr(error, "strerror", None) or "it is not text")
+    return str(getattr(error, "strerror", None) or ("it is not text" if isinstance(error, ValueError) else error))
 
 
 def _parts(dotted: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from repaconv.core.files import (
     write_artefact,
 )
 from repaconv.core.progress import Progress, silent
-from repaconv.core.toml_positions import Positions, first_problem, read_toml, why_unreadable
+from repaconv.core.toml_positions import Positions, first_problem, read_toml, text_of_file, why_unreadable
 from repaconv.distributed.benchmark_jobs import Job, Model, run_job, target_definition
 from repaconv.distributed.dask_cluster import JobOutcome, connect, outcome_of, run_jobs
 from repaconv.distributed.options import ClusterOptions
@@ -139,14 +139,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             code="runtime.missing",
         ) from error
     try:
-        table = yaml.safe_load(path.read_text("utf-8"))
+        table = yaml.safe_load(text_of_file(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageProblem(
             f"the matrix {path} cannot be read: {why_unreadable(error)}.",
             hint="Check its path.",
             code="matrix.unreadable",
         ) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date may be none, and lists too deep
         raise UsageProblem(
             f"{path} is not YAML: {' '.join(str(error).split())}.",
             hint="See docs/how-to/cluster.md.",

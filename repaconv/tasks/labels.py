@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from repaconv.core.errors import Refused, describe_exception
+from repaconv.core.files import parse_json
+from repaconv.core.toml_positions import text_of_file
 from repaconv.tasks.contract import Array
 from repaconv.tasks.detection import Labeled
 
@@ -28,7 +29,7 @@ def coco_images(path: Path) -> list[CocoImage]:
         Refused: It is none.
     """
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = parse_json(text_of_file(path))
         numbers = [each["id"] for each in found["categories"]]
         if len(set(numbers)) < len(numbers):
             raise ValueError("two categories have one id")
@@ -113,6 +114,8 @@ def label_array(path: Path) -> Array:
         Refused: There is none.
     """
     try:
+        if not path.is_file():
+            raise ValueError("it is not a regular file")  # some devices never end
         with np.load(path, allow_pickle=False) as archive:
             found = np.asarray(archive["labels"])
             if not found.ndim:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem, describe_exception, did_you_mean
+from repaconv.core.toml_positions import text_of_file, why_unreadable
 from repaconv.results import Preprocessing
 
 if TYPE_CHECKING:
@@ -235,10 +236,10 @@ def _class_numbers(path: Path, classes: int, folders: list[str]) -> dict[str, in
         UsageProblem: The file cannot be read, has the wrong number of names, or lacks that of a folder.
     """
     try:
-        names = path.read_text("utf-8-sig").split("\n")  # Windows editors begin a file with a byte order mark
+        names = text_of_file(path, "utf-8-sig").split("\n")  # Windows editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise UsageProblem(
-            f"{path} cannot be read: {error}.", hint="Write one class name per line.", code="classes"
+            f"{path} cannot be read: {why_unreadable(error)}.", hint="Write one class name per line.", code="classes"
         ) from error
     names = [name.strip() for name in names if name.strip()]
     if len(names) != classes or len(set(names)) != classes:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from repaconv.core import plugins
-from repaconv.core.errors import RepaconvError, did_you_mean
+from repaconv.core.errors import RepaconvError, UsageProblem, did_you_mean
 from repaconv.core.files import exists
 from repaconv.core.toml_positions import Positions, position_of
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
@@ -16,7 +16,7 @@ from repaconv.onnx_export.onnx_simplifiers import TOOLS
 from repaconv.stages.recipe.recipe_file import Precision, Recipe, RecipeError, own_file
 from repaconv.stages.shared.fetched_files import address_of
 from repaconv.stages.shared.target_lookup import load_target
-from repaconv.verification.tolerances import LINKS
+from repaconv.verification.tolerances import LINKS, tolerance
 
 READ_FILES = {
     "convert": ("inputs", "images", "classes"),
@@ -69,13 +69,23 @@ def _files(recipe: Recipe, path: Path) -> Iterator[_Missing]:
         for section, keys in READ_FILES.items()
         for key in keys
     ]
+    named += [(("bench", "baseline"), recipe.bench and recipe.bench.baseline)]
     for keys, name in named:
-        if name and not exists(path.parent / name):
+        yield from _of_wrong_kind(keys, path.parent / name) if name else ()
+        if name and keys != ("bench", "baseline") and not exists(path.parent / name):
             text = f"{'.'.join(keys)}: there is no {path.parent / name}."
             folder = (path.parent / name).parent
             known = [each.name for each in folder.iterdir()] if exists(folder) and folder.is_dir() else []
             near = did_you_mean(Path(name).name, known)
             yield _Missing(keys, text, f"{near}Paths are relative to the recipe's folder.", "recipe.missing")
+
+
+def _of_wrong_kind(keys: tuple[str, ...], place: Path) -> Iterator[_Missing]:
+    """A file where a folder of images is read, or a folder where a file is."""
+    wanted, found = ("folder", "file") if keys[-1] == "images" else ("file", "folder")
+    is_wrong = exists(place) and (place.is_file() if wanted == "folder" else place.is_dir())
+    if is_wrong and keys[-1] in ("images", "inputs", "classes", "baseline"):
+        yield _Missing(keys, f"{'.'.join(keys)}: {place} is a {found}.", f"Give a {wanted}.", "recipe.missing")
 
 
 def _names(recipe: Recipe) -> Iterator[_Missing]:
@@ -101,7 +111,14 @@ def _names(recipe: Recipe) -> Iterator[_Missing]:
 
 
 def _links(recipe: Recipe) -> Iterator[_Missing]:
-    """Required links of an export that no step of the recipe makes."""
+    """Tolerances that no link can have, and required links of an export that no step of the recipe makes."""
+    for kind, given in (("rtol", recipe.verify.rtol), ("atol", recipe.verify.atol)):
+        for name, value in (given or {}).items():
+            try:
+                tolerance(name, **{kind: {name: value}}) if name in LINKS else None
+            except UsageProblem as problem:
+                text = f"verify.{kind}.{name}: {problem.message}"
+                yield _Missing(("verify", kind, name), text, problem.hint, problem.code)
     precisions = recipe.export.precisions if recipe.export else ()
     for name in recipe.verify.require:
         precision = "fp32" if name == "onnx" else name

@@ -112,13 +112,15 @@ def _names(recipe: Recipe) -> Iterator[_Missing]:
 
 def _links(recipe: Recipe) -> Iterator[_Missing]:
     """Tolerances that no link can have, and required links of an export that no step of the recipe makes."""
-    for kind, given in (("rtol", recipe.verify.rtol), ("atol", recipe.verify.atol)):
-        for name, value in (given or {}).items():
-            try:
-                tolerance(name, **{kind: {name: value}}) if name in LINKS else None
-            except UsageProblem as problem:
-                text = f"verify.{kind}.{name}: {problem.message}"
-                yield _Missing(("verify", kind, name), text, problem.hint, problem.code)
+    verify = recipe.verify
+    limits = [("rtol", name, {"rtol": {name: value}}) for name, value in (verify.rtol or {}).items()]
+    limits += [("atol", name, {"atol": {name: value}}) for name, value in (verify.atol or {}).items()]
+    for kind, name, given in limits:
+        try:
+            tolerance(name, rtol=given.get("rtol"), atol=given.get("atol")) if name in LINKS else None
+        except UsageProblem as problem:
+            text = f"verify.{kind}.{name}: {problem.message}"
+            yield _Missing(("verify", kind, name), text, problem.hint, problem.code)
     precisions = recipe.export.precisions if recipe.export else ()
     for name in recipe.verify.require:
         precision = "fp32" if name == "onnx" else name

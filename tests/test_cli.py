@@ -22,6 +22,7 @@ from test_fold_onnx import graph
 
 import repaconv as rc
 from repaconv.cli import command_options
+from repaconv.cli import main as cli_main
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
 from repaconv.stages.shared.option_dataclasses import Options, options_of
@@ -176,6 +177,20 @@ def test_a_help_begins_with_what_its_command_is_about_and_says_it_in_few_columns
         typed = re.search(r"<(int|float|str|bool|path|list)|\[\[|\{[A-Z]| range", out)  # as Typer writes types
         assert not typed, command
         assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_newcomer_who_types_what_another_tool_would_take_is_told_what_to_type_here(repaconv):
+    assert "Here that is repaconv bench --profile." in repaconv("profile", "a.onnx")[2]
+    for command in cli_main.OTHER_WORDS.values():
+        assert repaconv(command.split()[0], "--help")[0] == 0
+    model = Path("net.onnx")
+    onnx.save(graph([("Relu", "x", "y")], {}, {"x": [1, 3, 8, 8]}, kind=1), model)
+    for command in ("verify", "export", "report"):
+        code, _, err = repaconv(command, model)
+        assert (code, f"Fold it first: repaconv fold {model}" in err) == (2, True), command
+    repaconv("fold", model, "-o", "run")
+    for command in ("build", "bundle"):
+        assert f"fold it first: repaconv fold {model}" in repaconv(command, model)[2], command
 
 
 @pytest.mark.slow

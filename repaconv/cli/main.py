@@ -55,6 +55,20 @@ COMMANDS = (
 """The modules with the commands. Importing them registers the commands, in the order of `--help`."""
 CHOICE = re.compile(r"'([^']*)' is not one of (.*)")
 """A value of an option, and the quoted ones that it may have, in Typer's message."""
+UNKNOWN = re.compile(r"No such command '([^']*)'")
+OTHER_WORDS = {
+    "benchmark": "bench",
+    "calibrate": "export --precision int8 --images DIR",
+    "diff": "compare",
+    "init": "new-recipe",
+    "optimize": "fold",
+    "profile": "bench --profile",
+    "prune": "fold",
+    "quantize": "export --precision int8 --images DIR",
+    "simplify": "fold",
+    "test": "verify",
+}
+"""What other tools call a command, and how it is typed here."""
 COMPLETING = "_REPACONV_COMPLETE"
 """Environment variable set by the script of `repaconv --install-completion`."""
 
@@ -206,6 +220,8 @@ def _usage_error(problem: BaseException, command: str) -> UsageProblem:
         message = message.replace(wrong["msg"], NOT_NAN) if is_nan(wrong["input"]) else message
     choice = CHOICE.search(message)
     near = did_you_mean(choice[1], re.findall("'([^']*)'", choice[2])) if choice else ""
+    if (unknown := UNKNOWN.search(message)) and unknown[1] in OTHER_WORDS:
+        message, near = f"{unknown[0]}.", f"Here that is repaconv {OTHER_WORDS[unknown[1]]}. "
     known = command in [each.name for each in app.registered_commands]
     help_command = f"repaconv {command} --help" if known else "repaconv --help"
     sentence = message.rstrip(".").removesuffix("?") + ("?" if message.rstrip(".").endswith("?") else ".")

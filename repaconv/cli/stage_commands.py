@@ -133,6 +133,12 @@ def export(
     from repaconv.stages.export.stage import export_by
 
     if run is not None and run.suffix == ".onnx":
+        if run.is_file():
+            raise UsageProblem(
+                f"{run} is not a run folder.",
+                hint=f"Fold it first: repaconv fold {shlex.quote(str(run))}. To choose the file to write, use -o.",
+                code="usage.export",
+            )
         raise UsageProblem(
             f"{run} is not a run folder.",
             hint=f"To choose the file to write, use -o: repaconv export -o {shlex.quote(str(run))}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -368,7 +369,9 @@ def find_run(given: Path | None) -> Run:
     if not run.fold_json.is_file():
         raise UsageProblem(
             f"{given} is not a run folder: it has no fold.json.",
-            hint="Give the folder that `repaconv fold` wrote, or fold again.",
+            hint=f"Fold it first: repaconv fold {shlex.quote(str(given))}"
+            if given.is_file()
+            else "Give the folder that `repaconv fold` wrote, or fold again.",
             code="run.none",
         )
     return run
@@ -424,9 +427,13 @@ def require_passed(artefact: Artefact, path: Path, *, unverified: bool) -> tuple
         links = [
             f"{link.name} ({link.candidate})" for link in getattr(artefact, "links", ()) if link.verdict == "failed"
         ]
+        lossy = {"fp16", "bf16", "int8"} & {
+            link.name for link in getattr(artefact, "links", ()) if link.verdict == "failed"
+        }
+        way = "Keep more layers in FP32 (--keep-fp32), give other images" if lossy else "Fix it"
         raise GateFailed(
             f"{path}: the check failed{': ' if links else ''}{', '.join(links)}. Later steps stop here.",
-            hint=f"Fix it and run `repaconv {artefact.stage}` again, or continue with --allow-unverified, which "
+            hint=f"{way} and run `repaconv {artefact.stage}` again, or continue with --allow-unverified, which "
             "every later result records.",
             code=f"{artefact.stage}.failed",
         )

@@ -52,7 +52,8 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
     raise Refused(
         f"{checkpoint.path} has no tensors named as those of {wanted if wanted != 'auto' else 'any known method'}.",
         hint=_detected_method_hint(checkpoint, wanted)
-        + f"Known methods: {', '.join(plugins.registered(plugins.METHODS))}. See `repaconv inspect`.",
+        + f"Known methods: {', '.join(plugins.registered(plugins.METHODS))}. "
+        "Another network is folded by what builds it: fold --arch timm:NAME or ./net.py:build.",
         code="method.mismatch",
     )
 

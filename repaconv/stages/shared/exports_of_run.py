@@ -177,4 +177,7 @@ def _no_export(
     there.pop(precision, None)
     instead = f", or take the one that it has with --precision {next(iter(there))}" if len(there) == 1 else ""
     named = "" if run_folder.is_newest(run) else f" {shlex.quote(relative_path(str(run.folder)))}"
-    return UsageProblem(f"{none}{text}.", hint=f"repaconv export{named} {options}{instead}", code="run.no-model")
+    hint = f"repaconv export{named} {options}{instead}"
+    if model is not None and model.suffix == ".onnx" and run.folder.resolve() not in model.resolve().parents:
+        hint = f"To take another network than this run's, fold it first: repaconv fold {shlex.quote(str(model))}"
+    return UsageProblem(f"{none}{text}.", hint=hint, code="run.no-model")

@@ -178,7 +178,8 @@ def preprocessing_for(source_model: SourceModel, size: ImageSize | None = None) 
         ]
         raise UsageProblem(
             f"{(why or [NOTHING])[0]}.",
-            hint="Fold with --set mean=... --set std=..., on the scale of 0 to 255, one number for each channel.",
+            hint="Fold with --set mean=... --set std=..., on the scale of 0 to 255, one number for each channel (for "
+            "pixels from 0 to 1: mean=0, std=255), or give --inputs FILE.npz with arrays as the network takes them.",
             code="preprocessing.none",
         )
     if channels not in (1, 3) or len(wanted.mean) not in (1, channels):

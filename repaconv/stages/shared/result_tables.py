@@ -97,8 +97,9 @@ def locations(links: Iterable[Link]) -> None:
     for link in links:
         if link.location and link.verdict == "failed":
             where, why = link.location.module, plain(link.location.reason)
+            kept = f"; --keep-fp32 {plain(where)} keeps it in FP32" if link.name in ("fp16", "bf16", "int8") else ""
             text = (
-                f" first different at [bold]{plain(where)}[/]: {why}"
+                f" first different at [bold]{plain(where)}[/]: {why}{kept}"
                 if where
                 else f": no single layer found as the cause ({why})"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from small_graphs import F, saved
 
 import repaconv as rc
 from repaconv.benchmark import interleaved_protocol
@@ -628,7 +630,18 @@ def test_a_profile_of_a_run(tiny, repaconv):
     assert code in (0, 5)
     assert "what one large matrix product reaches" in out
     assert "products alone take" in " ".join(out.split())
+    assert re.search(r"module +ms +share", out)
     assert repaconv("bench", "--rounds", "2", "--profile")[0] == 5
+
+
+def test_a_profile_of_a_graph_without_names_of_modules_is_by_node(repaconv):
+    nodes = [("Conv", "x w", "a", {}), ("Relu", "a", "b", {}), ("Conv", "b v", "y", {})]
+    weights = {"w": (8, 3, 3, 3), "v": (8, 8, 3, 3)}
+    saved("bare.onnx", nodes, weights, {"x": (F, [1, 3, 32, 32])}, {"y": (F, [1, 8, 28, 28])})
+    _, out, _ = repaconv("bench", "bare.onnx", "--rounds", "2", "--profile")
+    assert re.search(r"node +operator +ms +share", out)
+    assert not re.search(r"module +ms", out)
+    assert len(re.findall(r"^ \S+ +Conv\S* +\d", out, flags=re.M)) == 2
 
 
 def test_what_has_no_profile_is_told(tiny):

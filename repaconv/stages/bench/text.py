@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import colored, is_verbose, plain, print_table, stdout, table
@@ -12,11 +13,16 @@ if TYPE_CHECKING:
         BenchArtefact,
         CompareArtefact,
         EstimateArtefact,
+        ModuleTime,
+        NodeTime,
         Profile,
         Quality,
         Roofline,
         ThroughputArtefact,
     )
+
+SHOWN_NODES = 12
+"""Rows of a table of nodes or modules, the slowest first; -v prints all."""
 
 
 # Latency
@@ -69,18 +75,36 @@ def show_bench(done: BenchArtefact) -> None:
 
 
 def profiling(found: Profile) -> None:
-    """Print the slowest modules, and how far all layers are from the limits of the cores."""
-    print_table = table("module", "ms", "share", "GFLOP/s", "of peak", "limit ms")
-    for row in sorted(found.modules, key=lambda row: -row.mean_ms)[:12]:
-        rates = (f"{row.gflops:.1f}", f"{row.share_of_peak:.0%}", f"{row.limit_ms:.3f}") if row.flops else ("", "", "")
-        print_table.add_row(plain(row.module or "-"), f"{row.mean_ms:.3f}", f"{row.share:.1%}", *rates)
-    stdout().print(print_table)
+    """Print the slowest modules, and how far all layers are from the limits of the cores.
+
+    The names of nodes need not tell modules, as in most ONNX files that PyTorch did not write: nodes are printed then.
+    """
+    if not any(row.module for row in found.modules):
+        _print_slowest_nodes(found.nodes)
+    else:
+        _print_slowest_modules(found.modules)
     stdout().print(
         f"nodes take {found.total_ms:.3f} ms of {found.end_to_end_ms:.3f} end to end; the whole runs at "
         f"[bold]{found.share_of_peak:.0%}[/] of {found.peak_gflops:.0f} GFLOP/s, what one large matrix product reaches"
     )
     if found.roofline:
         roofline(found.roofline)
+
+
+def _print_slowest_nodes(nodes: Sequence[NodeTime]) -> None:
+    print_table = table("node", "operator", "ms", "share", "limit ms")
+    for row in sorted(nodes, key=lambda row: -row.mean_ms)[: len(nodes) if is_verbose() else SHOWN_NODES]:
+        limit = f"{row.limit_ms:.3f}" if row.flops else ""
+        print_table.add_row(plain(row.name), plain(row.operator), f"{row.mean_ms:.3f}", f"{row.share:.1%}", limit)
+    stdout().print(print_table)
+
+
+def _print_slowest_modules(modules: Sequence[ModuleTime]) -> None:
+    print_table = table("module", "ms", "share", "GFLOP/s", "of peak", "limit ms")
+    for row in sorted(modules, key=lambda row: -row.mean_ms)[: len(modules) if is_verbose() else SHOWN_NODES]:
+        rates = (f"{row.gflops:.1f}", f"{row.share_of_peak:.0%}", f"{row.limit_ms:.3f}") if row.flops else ("", "", "")
+        print_table.add_row(plain(row.module or "-"), f"{row.mean_ms:.3f}", f"{row.share:.1%}", *rates)
+    stdout().print(print_table)
 
 
 def roofline(found: Roofline) -> None:
@@ -96,8 +120,6 @@ def roofline(found: Roofline) -> None:
 
 
 # Estimate
-
-SHOWN_NODES = 12
 
 
 def show_estimate(done: EstimateArtefact) -> None:

@@ -112,7 +112,8 @@ def python() -> str:
     rows = [(name, getattr(errors, name)) for name in EXITS if name != "Inconclusive"]
     head += (
         "\nPaths are `str` or `pathlib.Path`. Results are frozen. An argument that is None has the default of the "
-        "command. Every exception is a `repaconv.core.errors.RepaconvError` with a `message`, a `hint` (what to do), a "
+        "command. `print(result)` prints what the command prints, and `progress=print` the steps. Every exception is a "
+        "`repaconv.RepaconvError` with a `message`, a `hint` (what to do), a "
         "`code` ([all codes](codes.md)) and the `exit_code` of the command. Each function lists what is special to it; "
         "all of them also raise `Refused` if the run folder does not exist, `UsageProblem` if an argument has a wrong "
         "type or there is no run, and `EnvironmentProblem` if another command writes to the run or the disk is full."

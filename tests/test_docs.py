@@ -233,7 +233,7 @@ def test_the_toml_of_pages_is_what_it_says():
 def test_the_method_of_the_page_holds_the_contract(tmp_path, monkeypatch):
     """The whole plug-in of docs/how-to/own-method.md, installed as a package is: its module and its entry points."""
     page = DOCS / "how-to" / "own-method.md"
-    (module, _), (points,) = blocks(page, "python"), blocks(page, "toml")
+    (module, *_), (points,) = blocks(page, "python"), blocks(page, "toml")
     site = tmp_path / "site"
     (site / "toy_plugin-1.0.dist-info").mkdir(parents=True)
     (site / "toy_plugin.py").write_text(module)

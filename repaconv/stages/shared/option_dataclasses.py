@@ -493,9 +493,18 @@ def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..
 
     called.__name__ = called.__qualname__ = stage.__name__.removesuffix("_by")
     called.__signature__ = signature  # type: ignore[attr-defined]
-    lines = "\n".join(f"    {each.name}: {each.definition.help}" for each in options_of(options))
+    lines = "\n".join(f"    {each.name}: {_argument_help(each)}" for each in options_of(options))
     called.__doc__ = inspect.cleandoc(stage.__doc__ or "").replace("    options: The options.", lines)
     return called
+
+
+def _argument_help(each: OptionField) -> str:
+    """The help of an option as that of an argument, which takes all values at once where the option is repeated."""
+    help, several = each.definition.help, each.definition.text is not None and each.definition.text.several
+    if not several:
+        return help
+    given = "A dict of names and values" if each.definition.text in (SETTINGS, TOLERANCES) else "A tuple"
+    return f"{help.removesuffix('.').removesuffix('; repeatable')}. {given}."
 
 
 # The groups in which `--help` lists the options of a command

@@ -283,6 +283,8 @@ def test_a_limit_that_rounding_raised_says_so(repaconv):
         assert link.note == ""
     text = " ".join(repaconv("verify")[1].split())
     assert f"the limit is {limit_in_words(raised[0].tolerance.rtol)}: " in text
+    reasons = {link.tolerance.rtol_reason for link in rc.verify().links if link.tolerance.rtol_reason}
+    assert [text.count(each) for each in reasons] == [1] * len(reasons)  # once for all links that it raised
     assert "for comparison: what FP32 rounding alone changes" in text
     assert "for scale" not in text
     own = {link.name: link.tolerance for link in rc.verify(rtol={"stored": 0.01}).links}

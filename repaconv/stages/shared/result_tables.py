@@ -27,12 +27,15 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
     rows = table("verdict", "link", "candidate", "max rel", "allowed")
     for narrow in ("verdict", "link", "max rel", "allowed"):
         next(column for column in rows.columns if column.header == narrow).no_wrap = True
-    compared = tuple(links)
+    compared, given = tuple(links), set[str]()
     for link in compared:
+        reason = link.tolerance.rtol_reason if link.tolerance else ""
+        limit = "" if reason in given else link.limit_text  # the same reason is given once; each row has its limit
+        given.add(reason)
         error, *_ = _numbers_of(link)
         exact = link.tolerance is None or link.tolerance.kind == "exact"
         text = link.tolerance.description if link.tolerance else ""
-        notes = [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_text, link.lossy_text]
+        notes = [f"on {link.inputs}" if link.inputs else "", link.note, limit, link.lossy_text]
         note = "; ".join(filter(None, notes))
         of = link.reference.partition(OUTPUT)[2] if OUTPUT not in link.candidate else ""
         candidate = plain(link.candidate + (OUTPUT + of if of else "")) + (f"\n[dim]{plain(note)}[/]" if note else "")

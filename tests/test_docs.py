@@ -312,6 +312,16 @@ def test_the_navigation_names_every_page_once():
     assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
+def test_the_start_page_leads_to_every_page_in_two_steps():
+    def linked(page: Path) -> set[Path]:
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+        return {(page.parent / path).resolve() for path in re.findall(r"\]\(([^)#:]+\.md)", text)}
+
+    lists = {DOCS / "index.md", DOCS / "how-to" / "index.md", DOCS / "methods" / "index.md"}
+    assert lists - {DOCS / "index.md"} <= linked(DOCS / "index.md")
+    assert set(DOCS.rglob("*.md")) - {DOCS / "index.md"} <= set[Path]().union(*map(linked, lists))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("mkdocs"), reason="the documentation's builder is absent: make docs installs it")
 @pytest.mark.filterwarnings("ignore")

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from foreign_faults import F, Net
 
+from repaconv.graph import computed_weight_parts
 from repaconv.graph.computed_weight_parts import split_off_computed_weights
 from repaconv.graph.models_in_onnx_ir import read
 from repaconv.graph.shape_folding import fold_shapes
@@ -48,8 +49,10 @@ def test_without_fusions_a_graph_computes_its_weights_itself():
 
 def test_what_is_also_an_output_and_what_others_read_remains():
     rest, parts = split_off_computed_weights(standardized(("Mul", "y mean", "z"), z=F), ["w"])
-    assert [part.graph.output[0].name for part in parts] == ["kernel", "mean"]
-    assert not any(part.graph.input for part in parts)
+    (part,) = parts
+    assert [value.name for value in part.graph.output] == ["kernel", "mean"]
+    assert len(part.graph.node) == len(STANDARDIZED)
+    assert not part.graph.input
     assert [node.op_type for node in rest.graph.node] == ["Conv", "Relu", "Mul"]
     rest, parts = split_off_computed_weights(standardized(kernel=F), ["w"])
     assert not parts
@@ -61,6 +64,13 @@ def test_no_part_is_split_off_that_an_input_may_change_or_that_reads_small_const
     assert not split_off_computed_weights(model, ["another"])[1]
     model.graph.input.append(onnx.helper.make_tensor_value_info("w", F, SHAPE))
     assert not split_off_computed_weights(model, ["w"])[1]
+
+
+def test_a_part_computes_few_weights(monkeypatch):
+    model = standardized(("Mul", "y mean", "z"), z=F)
+    monkeypatch.setattr(computed_weight_parts, "PART_ENTRIES", 1)
+    _, parts = split_off_computed_weights(model, ["w"])
+    assert [[value.name for value in part.graph.output] for part in parts] == [["kernel"], ["mean"]]
 
 
 def test_intermediate_values_of_a_computed_weight_are_not_held_together():

@@ -6,7 +6,8 @@ for the weight standardization of NFNets, six times the weights. Computed part b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from math import prod
 from typing import TYPE_CHECKING
 
 from repaconv.graph.graph_without_weights import with_initializers
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
     import onnx
 
 
+PART_ENTRIES = 2**22
+"""Entries of the constants that a part reads, from which it computes no further weight: 16 MiB in FP32."""
+
+
 def split_off_computed_weights(
     model: onnx.ModelProto, large: Collection[str]
 ) -> tuple[onnx.ModelProto, list[onnx.ModelProto]]:
-    """Return a graph without the nodes that compute weights, and a graph of these nodes for each weight.
+    """Return a graph without the nodes that compute weights, and graphs of these nodes, each for few of the weights.
 
-    The first lacks the computed weights: each has the name of an output of one of the others, which have no inputs.
+    The first lacks the computed weights: they are the outputs of the others, which have no inputs.
 
     Args:
         model: The graph.
@@ -43,7 +48,7 @@ def split_off_computed_weights(
             kept.append(node)
             needed.update(name for name in names_read(node) if name not in found)
     needed.update(value.name for value in model.graph.input)
-    return _with_nodes(model, kept[::-1], needed), [_part(model, name, nodes) for name, nodes in found.items()]
+    return _with_nodes(model, kept[::-1], needed), [*_parts(model, found)]
 
 
 def _constant_nodes(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
@@ -85,15 +90,30 @@ def _read_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     return {name for node in nodes for name in node.input}
 
 
-def _part(model: onnx.ModelProto, name: str, nodes: list[onnx.NodeProto]) -> onnx.ModelProto:
+def _parts(model: onnx.ModelProto, found: Mapping[str, list[onnx.NodeProto]]) -> Iterator[onnx.ModelProto]:
+    """Graphs that compute the values of these names from the nodes behind each, several at a time."""
+    weights = {weight.name: weight for weight in model.graph.initializer}
+    names, count = list[str](), 0
+    for name, nodes in found.items():
+        names.append(name)
+        count += sum(prod(weights[one].dims) for one in _read_by(nodes) if one in weights)
+        if count >= PART_ENTRIES:
+            yield _part(model, names, [node for one in names for node in found[one]])
+            names, count = [], 0
+    if names:
+        yield _part(model, names, [node for one in names for node in found[one]])
+
+
+def _part(model: onnx.ModelProto, names: list[str], nodes: list[onnx.NodeProto]) -> onnx.ModelProto:
     import onnx
 
     found = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     read = _read_by(nodes)
-    found.graph.name = name
-    found.graph.node.extend(nodes)
+    found.graph.name = names[0]
+    found.graph.node.extend({node.output[0]: node for node in nodes}.values())
     found.graph.initializer.extend(weight for weight in model.graph.initializer if weight.name in read)
-    found.graph.output.add(name=name)
+    for name in names:
+        found.graph.output.add(name=name)
     return found
 
 

@@ -61,7 +61,7 @@ from repaconv.torch_fold.whole_module_check import Equality, Whole
 
 
 class Layer(NamedTuple):
-    """A link of a chain that is a convolution kernel of the value before it.
+    """An item of a chain that is a convolution kernel of the value before it.
 
     Attributes:
         kernel: The kernel.
@@ -74,8 +74,8 @@ class Layer(NamedTuple):
     merges: str
 
 
-Link = Layer | str | nn.Module
-"""A link of a chain: a layer, the name of a child, or a function of one value."""
+ChainItem = Layer | str | nn.Module
+"""An item of a chain: a layer, the name of a child, or a function of one value."""
 
 
 class Applied(nn.Module):
@@ -94,20 +94,20 @@ class Applied(nn.Module):
         return str(getattr(self.function, "__name__", self.function))
 
 
-def sequential_links(trace: FunctionTrace, call: SubmoduleCall) -> list[Link] | None:
-    """The chain of links that a submodule call computes from its input to its output; None if it is no chain."""
+def chain_of(trace: FunctionTrace, call: SubmoduleCall) -> list[ChainItem] | None:
+    """The chain of items that a submodule call computes from its input to its output; None if it is no chain."""
     decides = any(step.name in LOOKS for step in trace.steps[call.first : call.last])
     if call.input is None or call.output is None or decides:  # a forward that reads numbers may branch on them
         return None
-    value, links = call.output, list[Link]()
+    value, items = call.output, list[ChainItem]()
     children = _children(trace, call)
     while value is not call.input:
-        found = _link(call, value, children)
+        found = _last_item(call, value, children)
         if found is None:
             return None
-        link, value = found
-        links += [] if link is None else [link]
-    return links[::-1]
+        item, value = found
+        items += [] if item is None else [item]
+    return items[::-1]
 
 
 def _children(trace: FunctionTrace, call: SubmoduleCall) -> dict[Value, SubmoduleCall]:
@@ -116,10 +116,10 @@ def _children(trace: FunctionTrace, call: SubmoduleCall) -> dict[Value, Submodul
     return {one.output: one for one in own if one.output is not None and one.output is not one.input}
 
 
-def _link(
+def _last_item(
     call: SubmoduleCall, value: Value, children: Mapping[Value, SubmoduleCall]
-) -> tuple[Link | None, Value] | None:
-    """The last link before a value, and the value before that link; None if there is no such link."""
+) -> tuple[ChainItem | None, Value] | None:
+    """The last item before a value, and the value before that item; None if there is no such item."""
     sums = list(zip((IMAGE, LAST), kernel_sums_of(call, value), strict=True))
     layers = [(Layer(k, axis, f.merges), s) for axis, f in sums if f is not None for s, k in f.terms.items()]
     layers = [(layer, source) for layer, source in layers if source is not value]
@@ -145,12 +145,12 @@ def kernel_sums_of(call: SubmoduleCall, value: Value) -> tuple[KernelSum | None,
     return _kernel_sum(call, value, IMAGE), _kernel_sum(call, value, LAST)
 
 
-def alike(a: Sequence[Link], b: Sequence[Link]) -> bool:
+def alike(a: Sequence[ChainItem], b: Sequence[ChainItem]) -> bool:
     """Whether two calls of a submodule have the same chain."""
     return len(a) == len(b) and all(map(_alike, a, b))
 
 
-def _alike(a: Link, b: Link) -> bool:
+def _alike(a: ChainItem, b: ChainItem) -> bool:
     if isinstance(a, Layer) and isinstance(b, Layer):
         return a.axis == b.axis and _same_kernel(a.kernel, b.kernel)
     if isinstance(a, Applied) and isinstance(b, Applied):
@@ -179,7 +179,7 @@ def _kernel_sum(call: SubmoduleCall, value: Value, axis: int) -> KernelSum | Non
     return None
 
 
-def _applied(step: FunctionCall) -> tuple[Link, Value] | None:
+def _applied(step: FunctionCall) -> tuple[ChainItem, Value] | None:
     """A function of one value that keeps its shape."""
     inputs = step.inputs
     if len(inputs) != 1 or not step.args or step.args[0] is not inputs[0] or step.output is None:
@@ -501,23 +501,23 @@ def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[M
 
 def _parallel(places: Places, call: SubmoduleCall) -> Iterator[ModuleChange | Unfolded]:
     """Fold a submodule that is a chain with parallel layers, if every call of it is the same chain."""
-    links = sequential_links(places.trace, call) or []
-    merged = [link.merges for link in links if isinstance(link, Layer) and link.merges]
+    items = chain_of(places.trace, call) or []
+    merged = [item.merges for item in items if isinstance(item, Layer) and item.merges]
     if not merged:
         yield from _sums(places, call)
         return
-    kept = [dotted_name(call.name, link) for link in links if isinstance(link, str)]
+    kept = [dotted_name(call.name, item) for item in items if isinstance(item, str)]
     what, why = PARALLEL if PARALLEL in merged else COMPUTED, places.bound(call.name, kept=kept, repeats=True)
     calls = places.trace.called(call.name)
-    if not why and not all(alike(links, sequential_links(places.trace, one) or []) for one in calls if one is not call):
+    if not why and not all(alike(items, chain_of(places.trace, one) or []) for one in calls if one is not call):
         why = "it computes something else in another call"
     if not why and not call.name:
         why = "its own class would be lost; to fold it all the same, give nn.Sequential(module)"
     if why:
         yield Unfolded(call.name, what, why)
     elif call is calls[0]:
-        made = [as_module(link.kernel) if isinstance(link, Layer) else link for link in links]
-        layers = [str(new) for new, link in zip(made, links, strict=True) if isinstance(link, Layer)]
+        made = [as_module(item.kernel) if isinstance(item, Layer) else item for item in items]
+        layers = [str(new) for new, item in zip(made, items, strict=True) if isinstance(item, Layer)]
         parts = tuple(new for new in made if new is not None)
         if len(parts) == len(made):
             yield ModuleChange(call.name, f"{what} -> {', '.join(layers)}", rebuilt={call.name: parts})
@@ -543,11 +543,11 @@ def _sums(places: Places, call: SubmoduleCall) -> Iterator[Unfolded]:
 
 def _scale(places: Places, call: SubmoduleCall) -> Iterator[ModuleChange | Unfolded]:
     """Fold a submodule that starts with a scale and shift of its input, followed by its own children."""
-    first, *rest = sequential_links(places.trace, call) or [""]
-    others = tuple(link for link in rest if not isinstance(link, Layer))
+    first, *rest = chain_of(places.trace, call) or [""]
+    others = tuple(item for item in rest if not isinstance(item, Layer))
     if not isinstance(first, Layer) or first.merges or len(others) < len(rest):
         return
-    if places.bound(call.name, kept=[dotted_name(call.name, link) for link in others if isinstance(link, str)]):
+    if places.bound(call.name, kept=[dotted_name(call.name, item) for item in others if isinstance(item, str)]):
         return
     if first.kernel.learnt == 0 and holds_nothing(places.root.get_submodule(call.name)):
         return  # no scale, but a module that returns its input, such as dropout

@@ -155,48 +155,57 @@ def _squeezed(view: View, node: ir.Node) -> View | None:
     return replace(view, axes=tuple(axis for i, axis in enumerate(view.axes) if i not in gone))
 
 
-def _regrouped(view: View, shape: Sizes) -> View | None:
-    """Regroup the factors into axes of these sizes, splitting a factor where necessary."""
-    size, of = dict(view.size), [list(axis) for axis in view.of]
-    rest = [f for axis in view.axes for f in axis]
+class _Factors:
+    """The factors of a view in the order of its axes, from which the axes of another shape are taken."""
 
-    def taken(wanted: Size, end: int) -> list[int] | None:
-        """Remove the factors that make up a size from one end (0: the front, -1: the back)."""
+    def __init__(self, view: View) -> None:
+        self.size, self.of = dict(view.size), [list(axis) for axis in view.of]
+        self.rest = [factor for axis in view.axes for factor in axis]
+
+    def taken(self, wanted: Size, end: int) -> list[int] | None:
+        """Remove the factors that make up a size from one end (0: the front, -1: the back); None if they do not."""
         found: list[int] = []
         need = wanted
         while need != 1:
-            if not rest:
+            if not self.rest:
                 return None
-            factor = rest[end]
-            have = size[factor]
+            have = self.size[self.rest[end]]
             if have == need:
-                found.append(rest.pop(end))
+                found.append(self.rest.pop(end))
                 need = 1
-            elif isinstance(have, int) and isinstance(need, int) and need % have == 0:
-                found.append(rest.pop(end))
+            elif not (isinstance(have, int) and isinstance(need, int)):
+                return None
+            elif need % have == 0:
+                found.append(self.rest.pop(end))
                 need //= have
-            elif isinstance(have, int) and isinstance(need, int) and have % need == 0:
-                new = max(size) + 1
-                outer, inner = (need, have // need) if end == 0 else (have // need, need)
-                size[factor], size[new] = outer, inner
-                home = next(axis for axis in of if factor in axis)
-                home.insert(home.index(factor) + 1, new)
-                place = len(rest) - 1 if end else 0
-                rest.insert(place + 1, new)
+            elif have % need == 0:
+                self._split(end, have // need, need)
             else:
                 return None
         return found[:: 1 if end == 0 else -1]
 
-    known = {s for s in size.values() if is_dynamic(s)}
-    odd = [axis for axis, s in enumerate(shape) if is_dynamic(s) and s not in known]
+    def _split(self, end: int, inside: int, outside: int) -> None:
+        """Split the factor at one end into two; ``outside`` is the size of the one that is there then."""
+        factor, new = self.rest[end], max(self.size) + 1
+        self.size[factor], self.size[new] = (outside, inside) if end == 0 else (inside, outside)
+        home = next(axis for axis in self.of if factor in axis)
+        home.insert(home.index(factor) + 1, new)
+        self.rest.insert(1 if end == 0 else len(self.rest), new)
+
+
+def _regrouped(view: View, shape: Sizes) -> View | None:
+    """Regroup the factors into axes of these sizes, splitting a factor where necessary."""
+    factors = _Factors(view)
+    known = {size for size in view.size.values() if is_dynamic(size)}
+    odd = [axis for axis, size in enumerate(shape) if is_dynamic(size) and size not in known]
     if len(odd) > 1:
         return None
     front = list(shape[: odd[0]]) if odd else list(shape)
     back = list(shape[odd[0] + 1 :]) if odd else []
-    axes: list[list[int] | None] = [taken(s, 0) for s in front]
-    tail = [taken(s, -1) for s in reversed(back)][::-1]
-    if any(axis is None for axis in (*axes, *tail)) or (rest and not odd):
+    axes = [factors.taken(size, 0) for size in front]
+    tail = [factors.taken(size, -1) for size in reversed(back)][::-1]
+    if any(axis is None for axis in (*axes, *tail)) or (factors.rest and not odd):
         return None
-    every = [*axes, *([list(rest)] if odd else []), *tail]
+    every = [*axes, *([list(factors.rest)] if odd else []), *tail]
     seen_as = tuple(tuple(axis or ()) for axis in every)
-    return replace(view, of=tuple(map(tuple, of)), axes=seen_as, size=size).refitted()
+    return replace(view, of=tuple(map(tuple, factors.of)), axes=seen_as, size=factors.size).refitted()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         BenchArtefact,
         CompareArtefact,
         EstimateArtefact,
+        Link,
         ModuleTime,
         NodeTime,
         Profile,
@@ -39,21 +40,8 @@ def show_bench(done: BenchArtefact) -> None:
     if found := done.ratio:
         rounds = f"; single rounds: 10th percentile {found.p10:.3f}, 90th {found.p90:.3f}"
         stdout().print(plain(done.compared + rounds * (is_verbose() and found.conclusive)))
-    if done.agreement and done.agreement.metrics:
-        link, seen = done.agreement, done.agreement.metrics
-        note = "; ".join(filter(None, [link.note, link.limit_text]))
-        words = f" ({plain(note)})" if note else ""
-        allowed = link.lossy_text or (f"{link.tolerance.description} is allowed" if link.tolerance else "")
-        limit = f", {plain(allowed)}" if allowed else ""
-        on = f" on {plain(link.inputs)}" if link.inputs else ""
-        stdout().print(f"outputs: relative error {seen.max_rel_error:.1e}{on}{limit}: {colored(link.verdict)}{words}")
-    elif done.agreement and done.agreement.task:
-        link = done.agreement
-        on = f" on {plain(link.inputs)}" if link.inputs else ""
-        text = f"{plain(link.task.description)}{on}: {colored(link.verdict)} ({plain(link.note)})" if link.task else ""
-        stdout().print(f"results: {text}")
-    elif done.agreement:
-        stdout().print(f"outputs were not compared: {plain(done.agreement.note)}")
+    if done.agreement:
+        _print_agreement(done.agreement)
     print_images_and_classes(done.image_preprocessing)
     if kept := done.regression:
         stdout().print(f"{plain(kept.description)}: {colored(kept.verdict)}")
@@ -64,6 +52,27 @@ def show_bench(done: BenchArtefact) -> None:
         stdout().print(f"protocol {plain(done.protocol)}")
     if done.note:
         stdout().print(plain(done.note))
+    _print_conditions(done)
+
+
+def _print_agreement(link: Link) -> None:
+    """Print how far the outputs of both models differ, or why they were not compared."""
+    on = f" on {plain(link.inputs)}" if link.inputs else ""
+    if link.metrics:
+        note = "; ".join(filter(None, [link.note, link.limit_text]))
+        words = f" ({plain(note)})" if note else ""
+        allowed = link.lossy_text or (f"{link.tolerance.description} is allowed" if link.tolerance else "")
+        limit = f", {plain(allowed)}" if allowed else ""
+        error = f"relative error {link.metrics.max_rel_error:.1e}"
+        stdout().print(f"outputs: {error}{on}{limit}: {colored(link.verdict)}{words}")
+    elif link.task:
+        stdout().print(f"results: {plain(link.task.description)}{on}: {colored(link.verdict)} ({plain(link.note)})")
+    else:
+        stdout().print(f"outputs were not compared: {plain(link.note)}")
+
+
+def _print_conditions(done: BenchArtefact) -> None:
+    """Print on what and how it was measured."""
     cores = ", ".join(map(str, done.machine.get("cores_used") or [])) or "not pinned"
     pixels = f"{size_text(done.image_size)} px, " if done.image_size else ""
     rounds = f"{rounds_text(done)} after {done.warmup_rounds} of warm-up" if is_verbose() else f"{done.rounds} rounds"

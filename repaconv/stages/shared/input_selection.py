@@ -63,13 +63,7 @@ def choose_inputs(
     if size is None:
         _require_no_images(source_model, images or pixels)
         if inputs:
-            apart = by_row and batch in (None, 1)
-            given = input_batches.npz_calls(Path(inputs), source_model.inputs, source_model.outputs, by_row=apart)
-            if why_not := other_batch(given, source_model, batch):
-                raise UsageProblem(
-                    f"{inputs}: {why_not}.", hint="Leave --batch out, or give such inputs.", code="inputs.shape"
-                )
-            return given
+            return _of_file_without_images(source_model, inputs, batch, by_row=by_row)
         return source_model.random_inputs(number, seed, batch=batch)
     if inputs:
         given = input_batches.npz_inputs(
@@ -87,6 +81,21 @@ def choose_inputs(
             given, labels=f"{given.labels}; {taken_as_scores(source_model.scores, 'its shape and these labels')}"
         )
     return replace(given, whole=source_model.folded.whole)
+
+
+def _of_file_without_images(source_model: SourceModel, path: str | Path, batch: int | None, *, by_row: bool) -> Inputs:
+    """The inputs in an .npz file for a network that takes no images; see `choose_inputs`.
+
+    Raises:
+        UsageProblem: ``inputs.shape`` if they are not of the fixed batch size.
+    """
+    from repaconv.verification import input_batches
+
+    apart = by_row and batch in (None, 1)
+    given = input_batches.npz_calls(Path(path), source_model.inputs, source_model.outputs, by_row=apart)
+    if why_not := other_batch(given, source_model, batch):
+        raise UsageProblem(f"{path}: {why_not}.", hint="Leave --batch out, or give such inputs.", code="inputs.shape")
+    return given
 
 
 def other_batch(given: Inputs, source_model: SourceModel, batch: int | None) -> str:

@@ -18,9 +18,9 @@ MOST_NAMED_MODULES = 3
 
 def show_tune(done: TuneArtefact) -> None:
     """Print the fastest configurations, their losses, and the winner."""
-    labelled = any(_accuracy_change(row.link) for row in done.candidates)
+    labeled = any(_accuracy_change(row.link) for row in done.candidates)
     of_task = next((row.link.task for row in done.candidates if row.link and row.link.task), None)
-    accuracy = [of_task.accuracy.metric if of_task and of_task.accuracy else "accuracy"] if labelled else []
+    accuracy = [of_task.accuracy.metric if of_task and of_task.accuracy else "accuracy"] if labeled else []
     changed = "changed" if of_task else "changed top-1"
     rows = table("runtime", "precision", "rewrites", "speedup", "MiB", changed, *accuracy, "result")
     said = ""
@@ -28,7 +28,7 @@ def show_tune(done: TuneArtefact) -> None:
         found = row.ratio.cell if row.ratio else "1" if row.deployment == done.baseline else ""
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
         how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
-        right = [_accuracy_change(row.link)] if labelled else []
+        right = [_accuracy_change(row.link)] if labeled else []
         form, description = _differences_from_baseline(how, done.baseline), plain(row.description)
         if description == said and description.startswith("skipped: "):
             description = "skipped: as above"

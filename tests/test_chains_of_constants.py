@@ -96,8 +96,8 @@ def test_a_large_constant_that_is_read_elsewhere_stays():
 
 def test_constants_that_other_operators_merge_to_another_constant_stay():
     rows = [("Exp", "x", "z"), ("Add", "z c", "v"), ("Add", "v d", "y")]
-    rows += [("Sin", "x", "w"), ("Add", "w c", "u"), ("Sub", "u d", "y2")]
-    assert sorted(kinds(rows, {"c": LARGER, "d": OTHER}, ("y", "y2"))) == ["Add", "Add", "Add", "Exp", "Sin", "Sub"]
+    rows += [("Sin", "x", "w"), ("Mul", "w c", "u"), ("Mul", "u d", "y2")]
+    assert sorted(kinds(rows, {"c": LARGER, "d": OTHER}, ("y", "y2"))) == ["Add", "Add", "Exp", "Mul", "Mul", "Sin"]
 
 
 def test_the_bias_of_a_layer_stays_beside_positions():

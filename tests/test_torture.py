@@ -478,8 +478,11 @@ def test_mutants_are_tried_with_every_rewrite(tmp_path):
     (path := tmp_path / "all.toml").write_text(code_networks.target())
     names = load_target(str(path)).forms["default"]
     assert {name for name in plugins.registered(plugins.REWRITES) if not name.endswith("-16")} == set(names)
+    rewrites = [plugins.load(plugins.REWRITES, name) for name in names]
+    large = rewritten(code_networks.convolutions(*code_networks.KERNELS["winograd"]), rewrites)[1]
+    assert "winograd" in {change.rewrite for change in large}
     model = to_float64(code_networks.convolutions(*code_networks.KERNELS["slow kernels"]))
-    after, changes = rewritten(model, [plugins.load(plugins.REWRITES, name) for name in names])
+    after, changes = rewritten(model, rewrites)
     assert {change.rewrite for change in changes} >= {
         "lrn-as-conv", "resize-as-matmul", "softmax-as-quotient", "mish-as-quotient", "prelu-as-sum",
         "silu-as-quotient", "concat-parts",

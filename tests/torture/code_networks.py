@@ -102,16 +102,22 @@ def _graphs() -> Iterator[tuple[str, Callable[[], onnx.ModelProto]]]:
 
 def convolutions(width: int, side: int) -> onnx.ModelProto:
     """Convolutions, and what is rewritten between and after them."""
-    from test_blocks import conv, silu
+    from test_blocks import silu
     from test_forms import Graph
 
-    graph, slopes = Graph(x=[3, side, side]), np.random.default_rng(0).uniform(-0.5, 0.9, (width, 1, 1))
-    x = graph("Mish", conv(graph, conv(graph, "x", width, 3), width, width, 3))
-    x = graph("LRN", graph("PRelu", conv(graph, x, width, width, 3, seed=1), slopes), size=5, alpha=0.3)
-    x = silu(graph, conv(graph, x, 8, width))
+    graph, random = Graph(x=[3, side, side]), np.random.default_rng(0)
+
+    def conv(x: str, out: int, read: int, size: int = 1) -> str:
+        weight = random.standard_normal((out, read, size, size)) / np.sqrt(read * size**2)
+        return graph("Conv", x, weight, random.standard_normal(out), pads=[size // 2] * 4)
+
+    x = conv(conv("x", width, 3), width, width, 3)
+    x = graph("Mul", x, graph("Tanh", graph("Softplus", x)))  # Mish, which opset 14 does not have
+    x = graph("PRelu", conv(x, width, width, 3), random.uniform(-0.5, 0.9, (width, 1, 1)))
+    x = silu(graph, conv(graph("LRN", x, size=5, alpha=0.3), 8, width))
     x = graph("Resize", x, "", np.array([1, 1, 2, 2], np.float32), mode="cubic")
     first, second = graph("Split", x, axis=1, num_outputs=2, outputs=2)
-    whole = graph("Concat", x, conv(graph, second, 4, 4, 3), axis=1)
+    whole = graph("Concat", x, conv(second, 4, 4, 3), axis=1)
     return graph.model(graph("Softmax", whole, axis=1), first)
 
 

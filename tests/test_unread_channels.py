@@ -197,6 +197,27 @@ def test_channels_that_no_selection_reads_are_dropped(rows, count):
     assert weights_after_folding([("Conv", "x first bias", "a", SAME), *rows]) == [(count, 8, 3, 3)]
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("Slice", "r begin end axis", "s"), ("Gather", "s swapped", "g", {"axis": 1})],
+        [("Gather", "r places", "s", {"axis": 1}), ("Split", "s ends", "u v", {"axis": 1}), ("Neg", "v", "g")],
+        [
+            ("Split", "r parts", "u v t", {"axis": 1}),
+            ("Concat", "t u", "s", {"axis": 1}),
+            ("Gather", "s swapped", "g", {"axis": 1}),
+        ],
+    ],
+    ids=["slice", "gather", "split"],
+)
+def test_a_selection_of_selected_channels(rows):
+    """Of the channels of the first selection, too, some are not read; a Softmax reads what the second one gives."""
+    numbers = {**NUMBERS, "swapped": np.array([2, 0]), "ends": np.array([1, 2])}
+    first = [("Conv", "x first bias", "a", SAME), ("Tanh", "a", "r")]
+    found = weights_after_folding([*first, *rows, ("Softmax", "g", "y", {"axis": 1})], numbers=numbers)
+    assert found == [(2, 8, 3, 3)]
+
+
 def test_channels_are_dropped_along_a_chain_of_layers():
     """Of the last layer one channel is read, for which the layer before it computes all, and before a slice three."""
     rows = [

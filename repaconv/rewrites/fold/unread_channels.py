@@ -253,9 +253,9 @@ class _Channels:
             if before is not None:
                 description = f"{node.op_type} {list(before)} -> {list(shape_of_constant(node.inputs[1]) or ())}"
                 yield Change(rewrite=UNREAD_CHANNELS.name, place=node.name or "", description=description)
-        for node in nodes:
+        for node in reversed(nodes):  # a selection replaces its output, of which `kept` tells its readers
             if _selects_channels(node):
-                _narrow_selection(self.model, node, kept)  # last, since it replaces values of which `kept` tells
+                _narrow_selection(self.model, node, kept)
         for value, shape in shapes.items():
             set_shape(value, [*shape[:CHANNELS], int(kept[value].sum()), *shape[CHANNELS + 1 :]], value)
 
@@ -485,9 +485,10 @@ def _narrow_selection(model: ir.Model, node: ir.Node, kept: dict[ir.Value, Mask]
                 write.replace(out, _shaped(next(parts), out, count))
         model.graph.remove(node, safe=True)
         return
-    out = next(value for value, count in zip(node.outputs, counts, strict=True) if count)
+    out = next((value for value, count in zip(node.outputs, counts, strict=True) if count), None)
     found = selection_of(out)
-    assert found is not None
+    if out is None or found is None:
+        return  # nothing reads it
     if not found.keeps:
         node.replace_input_with(1, write.exactly(number[found.places].reshape(())))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -341,3 +342,19 @@ def test_a_recipe_may_begin_with_a_byte_order_mark(tiny):
 
     Path("recipe.toml").write_bytes(b"\xef\xbb\xbf" + f'checkpoint = "{tiny.name}"\n'.encode())
     assert read_recipe(Path("recipe.toml"))[0].checkpoint == tiny.name
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("resnt18", "and no architecture 'resnt18' of it is known."),
+        ("resnet18.a1_in1k", "torchvision is not installed."),
+    ],
+)
+def test_a_misspelled_architecture_of_a_missing_package_is_told_the_nearest(name, told, tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # an import of it now fails
+    with pytest.raises(EnvironmentProblem) as missing:
+        rc.fold(tiny, arch=f"torchvision:{name}")
+    assert missing.value.code == "torchvision.missing"
+    assert told in missing.value.message or "torchvision does not load" in missing.value.message
+    assert ("Did you mean resnet18?" in missing.value.hint) is (name == "resnt18")

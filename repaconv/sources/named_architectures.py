@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repaconv.core.errors import Refused, UsageProblem, describe_exception, did_you_mean, first_names, nearest_name
+from repaconv.core.errors import (
+    EnvironmentProblem,
+    Refused,
+    UsageProblem,
+    describe_exception,
+    did_you_mean,
+    first_names,
+    nearest_name,
+)
 from repaconv.core.files import parse_json
 from repaconv.sources import ultralytics_networks
 from repaconv.sources.optional_packages import loading, package
@@ -405,7 +413,29 @@ def _builder(arch: Architecture) -> Callable[[int | None], nn.Module]:
     if not arch.library:
         build = own(Path(kind), name)
         return lambda _checkpoint_classes: build()
-    return of_registry(package(kind), kind, name, arch.config)
+    return of_registry(_registry(kind, name), kind, name, arch.config)
+
+
+def _registry(kind: str, name: str) -> Any:
+    """Import timm or torchvision.
+
+    Raises:
+        EnvironmentProblem: It is not installed or does not load; also says if no architecture has that name.
+    """
+    from repaconv.checkpoints.architecture_index import parameter_counts
+
+    try:
+        return package(kind)
+    except EnvironmentProblem as missing:
+        known = {each.partition(":")[2] for each in parameter_counts() if each.startswith(f"{kind}:")}
+        plain = name.partition(".")[0]
+        if plain in known:
+            raise
+        raise EnvironmentProblem(
+            f"{missing.message.rstrip('.')}, and no architecture {name!r} of it is known.",
+            hint=f"{did_you_mean(plain, known)}{missing.hint}",
+            code=missing.code,
+        ) from missing
 
 
 def _from_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Module:

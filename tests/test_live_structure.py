@@ -281,7 +281,7 @@ def test_where_nothing_folds_all_doors_say_so_in_the_same_words(repaconv):
     ):
         code, out, _ = repaconv("fold", *given, "-o", name)
         assert code == 0
-        assert f"passed: {NOTHING_TO_FOLD}; compared in float64, by" in out
+        assert f"passed: {NOTHING_TO_FOLD}; compared by" in out
         assert parse_json(Path(name, "fold.json").read_text())["changes"] == []
 
 

@@ -110,6 +110,7 @@ def images_by(own: FoundPreprocessing, reader: SettingsReader, usual: Sized) -> 
 
     Raises:
         Refused: If the user asks for another size than a fixed one.
+        UsageProblem: If the user sets mean or std alone, and the library does not give the other.
     """
     library_values = {} if own.odd else own.values
     asked = _user_size(reader, usual.size) if usual.fixed else reader.user_value("image_size", parse_image_size)
@@ -130,7 +131,14 @@ def _library_preprocessing(
     if (edge := library_values.get("resize_edge")) is not None:
         found["resize_edge"] = edge * max(size) // max(library_values["image_size"])
     fields = {**found, **given, "image_size": size}
-    if not {"mean", "std"} <= fields.keys():
+    if lacking := {"mean", "std"} - fields.keys():
+        if len(lacking) == 1:
+            (name,) = lacking
+            raise UsageProblem(
+                f"--set gives only one of mean and std, and nothing else tells {name}.",
+                hint=f"Give --set {name}=..., too: on the scale of 0 to 255, one number, or one for each channel.",
+                code="setting.value",
+            )
         return None
     _require_as_many(fields, given)
     source = f"--set {', '.join(given)}" if given else own.where

@@ -111,6 +111,6 @@ def _graph(done: GraphFold) -> None:
     _not_folded(done)
     if done.links:
         stdout().print(links(done.links))
-    where = f"compared in float64, by {done.float64}" if done.float64 else WITHOUT
+    where = f"compared by {done.float64}" if done.float64 else WITHOUT
     summary = plain(done.unchanged) or f"{count_text(len(done.changes), 'change')}, opset {done.opset}"
     stdout().print(f"{colored(done.verdict)}: {summary}; {where}")

@@ -114,6 +114,28 @@ def test_whole_numbers_are_counted_by_image(shape):
     assert compared(right, right).reason == "within_tolerance"
 
 
+def test_the_worst_image_of_whole_numbers_counts_those_of_earlier_batches():
+    one, right = Comparison("candidate", EXACT), np.arange(12).reshape(4, 3)
+    one.add({"y": right}, {"y": right})
+    one.add({"y": right + (right == 7)}, {"y": right})
+    assert one.outputs["y"].worst == 6
+
+
+def test_whole_numbers_of_an_image_whose_tokens_rounding_merges_are_left_out():
+    right = np.arange(24).reshape(8, 3)
+    undecided = np.arange(8) == 2
+    figures = compared(right + (right == 7), right, undecided=undecided).figures
+    assert (figures.compared, figures.left_out, figures.different) == (8, 1, None)
+    figures = compared(right + (right == 10), right, undecided=undecided).figures
+    assert (figures.left_out, figures.different) == (None, 1)
+
+
+@pytest.mark.parametrize("scale", [PerImage, PerNeighborhood])
+def test_the_largest_error_is_relative_to_the_size_of_numbers(scale):
+    right = 100 * np.eye(4) + 50
+    assert compared(right + 3, right, scale=scale).figures.error == pytest.approx(3 / 150)
+
+
 def test_a_difference_fails_before_anything_is_called_not_verified():
     unsure = np.array([True, True, True, False])
     found = 1.1 * RIGHT[:4]

@@ -358,3 +358,8 @@ def test_a_misspelled_architecture_of_a_missing_package_is_told_the_nearest(name
     assert missing.value.code == "torchvision.missing"
     assert told in missing.value.message or "torchvision does not load" in missing.value.message
     assert ("Did you mean resnet18?" in missing.value.hint) is (name == "resnt18")
+
+
+def test_an_image_size_is_a_list_too_as_the_hint_of_a_wrong_one_says(tiny):
+    assert rc.fold(tiny, settings={"image_size": [32, 16]}, out="a").image_size == (32, 16)
+    assert rc.fold(tiny, settings={"image_size": "32,16"}, out="b").image_size == (32, 16)

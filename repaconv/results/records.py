@@ -50,12 +50,12 @@ def whole_number(text: str) -> int | None:
 
 
 def parse_image_size(text: str) -> ImageSize:
-    """``224`` or ``140x126`` (height x width).
+    """``224`` or ``140x126`` (height x width); ``140,126``, as lists of Python and TOML are written, is the same.
 
     Raises:
         ValueError: If it is neither, or larger than any image file.
     """
-    sides = [whole_number(side) or 0 for side in text.lower().split("x")]
+    sides = [whole_number(side) or 0 for side in text.lower().replace(",", "x").split("x")]
     if len(sides) > 2 or 0 in sides:
         raise ValueError("neither a number of pixels nor HEIGHTxWIDTH")
     if max(sides) > LONGEST_SIDE:

@@ -19,7 +19,7 @@ from typing import Any
 
 import onnx
 import torch
-from zoo_networks import load_torchvision
+from zoo_networks import drawn, load_torchvision
 
 import repaconv
 from repaconv.benchmark.cpu_isa_level import isa_level
@@ -50,7 +50,8 @@ def written(name: str, folder: Path) -> tuple[dict[str, tuple[Path, str]], torch
     import timm
 
     torch.manual_seed(0)
-    module = timm.create_model(name).eval()
+    module = timm.create_model(name).eval().requires_grad_(False)
+    drawn(module)  # as timm makes them, blocks of a ResNet add zero, and their layers fold away
     images = torch.randn(2, *module.default_cfg["input_size"])
     original, run, graphs = folder / "original.onnx", folder / "run", {}
     sizes = ({0: torch.export.Dim("batch")},)

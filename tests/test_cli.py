@@ -439,8 +439,8 @@ def test_ctrl_c_during_the_imports_shows_no_traceback():
 
 def test_python_names_the_argument_that_it_does_not_have_and_takes_no_arrays_for_files(tiny):
     rc.fold(tiny)
-    with pytest.raises(TypeError, match=r"^export\(\) has no argument 'presicion'. Did you mean precision\?$"):
-        rc.export(presicion="int8")
+    with pytest.raises(TypeError, match=r"^export\(\) has no argument 'precisions_'. Did you mean precision\?$"):
+        rc.export(precisions_="int8")
     for array in (np.zeros((1, 3, 32, 32), np.float32), torch.zeros(1, 3, 32, 32)):
         with pytest.raises(rc.UsageProblem, match=r"^inputs is an array in memory; it must be a path\.") as caught:
             rc.verify(inputs=array)

@@ -46,17 +46,6 @@ def test_they_are_composed_with_the_layer_that_reads_them_and_others():
     assert sum(numpy_helper.to_array(weight).size for weight in after.graph.initializer) == 2 * 3 * 12
 
 
-def test_two_blocks_with_a_shortcut_between_them_keep_their_groups():
-    numbers = {f"{name}{n}": RANDOM.standard_normal((4, 4, 1, 1)) for name in "kl" for n in range(3)}
-    rows = [("Sigmoid", "x", "h"), ("Relu", "x", "r"), ("Split", "h", *SPLIT[2:])]
-    rows += [*[("Conv", f"p{n} k{n}", f"c{n}") for n in range(3)], (*CONCAT[:2], "c", CONCAT[3]), ("Add", "c r", "a")]
-    rows += [("Split", "a", "q0 q1 q2", SPLIT[3]), *[("Conv", f"q{n} l{n}", f"d{n}") for n in range(3)]]
-    rows += [("Concat", "d0 d1 d2", "d", CONCAT[3]), ("Relu", "d", "y")]
-    x = RANDOM.standard_normal((2, 12, 6, 5))
-    model = graph(rows, numbers, {"x": x.shape}, opset=18)
-    assert sorted(operators_after_folding(model, x)) == ["Add", "Conv", "Conv", "Relu", "Relu", "Sigmoid"]
-
-
 def test_layers_of_slices_are_one_with_groups():
     numbers = {**NUMBERS, **{f"at{n}": np.array([4 * n]) for n in range(4)}, "one": np.array([1])}
     rows = [("Slice", f"x at{n} at{n + 1} one", f"p{n}") for n in range(3)]

@@ -252,11 +252,7 @@ def _cost(vertex: Vertex, edges: Mapping[Vertex, Costed], shifted: bool) -> int:
     """Multiply-accumulates and additions per token of a vertex with these edges, and a constant if ``shifted``."""
     live = [edge for edge in edges.values() if not edge.is_zero]
     free = any(not isinstance(edge, Pick) for edge in live)  # a matrix product's bias costs nothing
-    sums = sum(edge.cost for edge in live) + vertex.width * int(shifted and not free)
-    if len(live) < 2:
-        return sums
-    terms = np.sum([edge.rows for edge in live], 0)  # of each channel: a concatenation adds nothing
-    return sums + int(np.maximum(terms - 1, 0).sum())
+    return sum(edge.cost for edge in live) + vertex.width * (max(len(live) - 1, 0) + int(shifted and not free))
 
 
 def cover_each_channel_once(rows: list[Mask]) -> bool:

@@ -204,14 +204,10 @@ class _Emitter:
         picks = [(value, edge) for value, edge in terms if isinstance(edge, Pick)]
         joined = self._joined(picks)
         added = [] if joined is None else [joined]
-        dense = [(value, edge) for value, edge in terms if isinstance(edge, Dense)]
-        products = self._as_concat(dense, shift)  # each as a whole would have rows of zeros for the others
-        if products is not None:
-            added.append(products)
-            shift, dense = None, []
-        for value, matrix in dense:
-            added.append(self._product(value, matrix, shift))
-            shift = None
+        for value, edge in terms:
+            if isinstance(edge, Dense):
+                added.append(self._product(value, edge, shift))
+                shift = None
         subtracted: list[ir.Value] = []
         for group in self._alike(picks) if joined is None else []:
             value, sign, edge = group[0]
@@ -295,7 +291,7 @@ class _Emitter:
         set_shape(new, (*shape[: self.place], end - begin, *shape[self.place + 1 :]), value)
         return new
 
-    def _as_concat(self, terms: Sequence[tuple[ir.Value, Map]], shift: Vector | None) -> ir.Value | None:
+    def _as_concat(self, terms: list[tuple[ir.Value, Map]], shift: Vector | None) -> ir.Value | None:
         """Write products and selections of channels as one Concat; None if two of them add to the same channel.
 
         Channels to which nothing adds are rows of zeros of the product before or after them.
@@ -428,7 +424,7 @@ def _is_everything(places: Places, width: Size) -> bool:
     return len(places) == width and are_consecutive(places)
 
 
-def _owners(terms: Sequence[tuple[ir.Value, Map]]) -> Places | None:
+def _owners(terms: list[tuple[ir.Value, Map]]) -> Places | None:
     """For each channel the term that computes it, [channels], if one is a product; None if two add to a channel.
 
     A product computes the channels next to its own to which no term adds, as zeros.

@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from folded_operators import operators_after_folding
-from onnx import numpy_helper
 from test_fold_onnx import graph
-
-from repaconv.graph.models_in_onnx_ir import rewritten
-from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 RANDOM = np.random.default_rng(0)
 NUMBERS = {
@@ -32,26 +28,6 @@ def kinds(rows, shape=(2, 12, 6, 5), outputs=("y",)):
 def test_convolutions_of_all_parts_are_one_with_groups(shape, biases):
     convs = [("Conv", f"p{n} w{n} {bias}".strip(), f"c{n}") for n, bias in enumerate(biases)]
     assert kinds([SPLIT, *convs, CONCAT], shape) == ["Conv"]
-
-
-def test_they_are_composed_with_the_layer_that_reads_them_and_others():
-    numbers = {**NUMBERS, "z": RANDOM.standard_normal((3, 27, 1, 1))}
-    rows = [("Relu", "x", "r"), ("Sigmoid", "x", "h"), ("Split", "r", *SPLIT[2:])]
-    rows += [*[("Conv", f"p{n} w{n}", f"c{n}") for n in range(3)], (*CONCAT[:2], "c", CONCAT[3])]
-    rows += [("Concat", "c h", "d", {"axis": 1}), ("Conv", "d z", "o"), ("Relu", "o", "y")]
-    x = RANDOM.standard_normal((2, 12, 6, 5))
-    model = graph(rows, numbers, {"x": x.shape}, opset=18)
-    assert sorted(operators_after_folding(model, x)) == ["Add", "Conv", "Conv", "Relu", "Relu", "Sigmoid"]
-    after, _ = rewritten(model, FOLDS)
-    assert sum(numpy_helper.to_array(weight).size for weight in after.graph.initializer) == 2 * 3 * 12
-
-
-def test_layers_of_slices_are_one_with_groups():
-    numbers = {**NUMBERS, **{f"at{n}": np.array([4 * n]) for n in range(4)}, "one": np.array([1])}
-    rows = [("Slice", f"x at{n} at{n + 1} one", f"p{n}") for n in range(3)]
-    rows += [*[("Conv", f"p{n} w{n}", f"c{n}") for n in range(3)], CONCAT]
-    model = graph(rows, numbers, {"x": (2, 12, 6, 5)}, opset=18)
-    assert operators_after_folding(model, RANDOM.standard_normal((2, 12, 6, 5))) == ["Conv"]
 
 
 def test_groups_strides_and_padding_stay():

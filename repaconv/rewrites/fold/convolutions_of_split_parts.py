@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.index_selections import selection_of
 from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import (
     Array,
@@ -28,7 +27,7 @@ from repaconv.graph.nodes_and_constants import (
     shape_of_constant,
 )
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import rank_of, shaped_like, sizes
+from repaconv.graph.symbolic_shapes import rank_of, shaped_like
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -44,12 +43,14 @@ def apply(model: ir.Model) -> Iterator[Change]:
         constants = [found for conv in layers if (found := _weight_and_bias(conv)) is not None]
         if not layers or len(constants) < len(layers):
             continue
-        (whole,), (weights, biases) = layers[0].inputs[0].producer().inputs[:1], zip(*constants, strict=True)
+        split, (weights, biases) = layers[0].inputs[0].producer(), zip(*constants, strict=True)
         groups = len(layers) * attribute(layers[0], "group", 1)
         attributes = {name: entry.value for name, entry in layers[0].attributes.items()}
         write = Writer(model, concat)
         given = (write.constant(np.concatenate(biases)),) if any(map(np.any, biases)) else ()
-        new = write("Conv", whole, write.constant(np.concatenate(weights)), *given, **{**attributes, "group": groups})
+        new = write(
+            "Conv", split.inputs[0], write.constant(np.concatenate(weights)), *given, **{**attributes, "group": groups}
+        )
         write.replace(concat.outputs[0], shaped_like(new, concat.outputs[0]))
         yield Change(
             rewrite=GROUPED_CONVOLUTION.name,
@@ -60,23 +61,14 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _layers(concat: ir.Node) -> list[ir.Node]:
-    """The equal convolutions that a Concat joins, one of each part of a value, in order; empty if it joins others."""
+    """The equal convolutions that a Concat joins, one of each part of a Split, in order; empty if it joins others."""
     layers = [conv for value in concat.inputs if (conv := _layer(value)) is not None]
     if len(layers) < max(2, len(concat.inputs)) or not _is_along_channels(concat):
         return []
-    if not _are_all_channels([conv.inputs[0] for conv in layers]):
+    split = made_by(layers[0].inputs[0], "Split")
+    if split is None or not _is_along_channels(split) or list(split.outputs) != [conv.inputs[0] for conv in layers]:
         return []
     return layers if len({(attributes_key(conv), shape_of_constant(conv.inputs[1])) for conv in layers}) == 1 else []
-
-
-def _are_all_channels(parts: list[ir.Value | None]) -> bool:
-    """Whether values are outputs of a Split, or Slices, that together have all channels of one value in order."""
-    chosen = [found for part in parts if (found := selection_of(part)) is not None and found.keeps]
-    if len(chosen) < len(parts) or len({(one.value, one.axis) for one in chosen}) > 1 or chosen[0].axis != CHANNELS:
-        return False
-    shape, places = sizes(chosen[0].value), np.concatenate([one.places for one in chosen])
-    width = shape[CHANNELS] if shape is not None and len(shape) > 2 else None
-    return isinstance(width, int) and np.array_equal(places, np.arange(width))
 
 
 def _layer(value: ir.Value | None) -> ir.Node | None:
@@ -89,7 +81,7 @@ def _layer(value: ir.Value | None) -> ir.Node | None:
 
 
 def _is_along_channels(node: ir.Node) -> bool:
-    """Whether a Concat of images is along their channels."""
+    """Whether a Split or Concat of images is along their channels."""
     rank = rank_of(node.outputs[0])
     return rank > 2 and attribute(node, "axis", 0) % rank == CHANNELS
 

@@ -88,9 +88,9 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     SPACE_TO_DEPTH,
     PATCH_MERGING,
     UNSTACK,
+    GROUPED_CONVOLUTION,
     AFFINE,
     *(_followed_by_affine(fold) for fold in BEFORE_AFFINE),
-    GROUPED_CONVOLUTION,  # after ``affine``, which composes the layers of the parts with others
     CONVOLUTION,
     RECURRENT,
     SELECTIONS_OF_CONCATS,

@@ -109,11 +109,11 @@ def same(model: onnx.ModelProto, allowed: float = 1e-11) -> int | None:
     return len(changes)
 
 
-@pytest.mark.parametrize("image", [False, True])
-def test_random_graphs(image):
+@pytest.mark.parametrize(("image", "least"), [(False, 15), (True, 30)])
+def test_random_graphs(image, least):
     folds = [same(Maker(seed, image=image).model()) for seed in range(30)]
     assert folds.count(None) < 8
-    assert sum(filter(None, folds)) > 15
+    assert sum(filter(None, folds)) > least
 
 
 @cache

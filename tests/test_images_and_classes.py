@@ -125,7 +125,7 @@ def test_mean_and_std_of_a_graph_are_not_assumed_and_another_size_than_its_own_i
     with pytest.raises(UsageProblem, match="the preprocessing of this network is unknown"):
         rc.verify(images=pictures())
     for given, lacking in ((("mean", "127.5"), "std"), (("std", "127.5"), "mean")):
-        with pytest.raises(UsageProblem, match=f"only one of mean and std, and nothing else tells {lacking}"):
+        with pytest.raises(UsageProblem, match=f"only one of mean and std, and {lacking}"):
             rc.fold(graph(), settings=dict([given]))
     with pytest.raises(Refused, match="takes images of 64 x 64 pixels, not 32 x 32"):
         rc.fold(graph(), settings={"image_size": "32"})

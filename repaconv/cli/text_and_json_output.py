@@ -107,9 +107,12 @@ def printed_text(done: Record) -> str:
     """Return what `print_result` prints, as wide as the terminal if there is one; empty if it prints no such result."""
     if not any(kind.__name__ in TEXTS for kind in type(done).__mro__):
         return ""
+    from rich.text import Text
+
     with as_wide_as_terminal(), redirect_stdout(io.StringIO()) as text:
         print_result(done)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
+    plain_text = Text.from_ansi(text.getvalue()).plain  # FORCE_COLOR colors it also where nobody sees colors
+    return "\n".join(line.rstrip() for line in plain_text.splitlines()).strip("\n")
 
 
 def plain_data(record: Record) -> dict[str, Any]:

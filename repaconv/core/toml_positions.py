@@ -200,14 +200,14 @@ def _keys_in_file(keys: tuple[str, ...], lines: Positions) -> tuple[str, ...]:
 
 
 def text_of_file(path: Path, encoding: str = "utf-8") -> str:
-    """Return the text of a regular file.
+    """Return the text of a file, or of a pipe such as /dev/stdin.
 
     Raises:
-        OSError: If it cannot be read, or is a pipe or a device, of which some never end.
+        OSError: If it cannot be read, or is a device, of which some never end.
         UnicodeDecodeError: If it is not text.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError("it is a pipe or a device, not a regular file")
+    if path.is_char_device() or path.is_block_device():
+        raise OSError("it is a device, not a regular file")
     return path.read_text(encoding)
 
 

@@ -135,7 +135,7 @@ def _library_preprocessing(
         if len(lacking) == 1:
             (name,) = lacking
             raise UsageProblem(
-                f"--set gives only one of mean and std, and nothing else tells {name}.",
+                f"--set gives only one of mean and std, and {name} is not known otherwise.",
                 hint=f"Give --set {name}=..., too: on the scale of 0 to 255, one number, or one for each channel.",
                 code="setting.value",
             )

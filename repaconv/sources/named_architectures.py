@@ -432,7 +432,7 @@ def _registry(kind: str, name: str) -> Any:
         if plain in known:
             raise
         raise EnvironmentProblem(
-            f"{missing.message.rstrip('.')}, and no architecture {name!r} of it is known.",
+            f"{missing.message.rstrip('.')}, and the index of repaconv has no {name!r} of it.",
             hint=f"{did_you_mean(plain, known)}{missing.hint}",
             code=missing.code,
         ) from missing

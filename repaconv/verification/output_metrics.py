@@ -23,7 +23,7 @@ Z95 = 1.959964
 
 
 class CorrectCounts:
-    """CorrectCounts the labeled images that both networks, one of them or neither classify correctly."""
+    """Counts of the labeled images that both networks, one of them or neither classify correctly."""
 
     def __init__(self) -> None:
         self.both = self.only_reference = self.only_candidate = self.neither = 0

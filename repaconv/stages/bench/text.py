@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
 
 SHOWN_NODES = 12
-"""Rows of a table of nodes or modules, the slowest first; -v prints all."""
+"""Rows of a table of nodes or modules, the slowest first; -v prints the whole profile."""
 
 
 # Latency

@@ -14,6 +14,7 @@ from repaconv.core.toml_positions import Positions, position_of
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
 from repaconv.onnx_export.onnx_simplifiers import TOOLS
 from repaconv.stages.recipe.recipe_file import Precision, Recipe, RecipeError, own_file
+from repaconv.stages.shared.common_options import is_tune_result
 from repaconv.stages.shared.fetched_files import address_of
 from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.tolerances import LINKS, tolerance
@@ -121,6 +122,8 @@ def _links(recipe: Recipe) -> Iterator[_Missing]:
         except UsageProblem as problem:
             text = f"verify.{kind}.{name}: {problem.message}"
             yield _Missing(("verify", kind, name), text, problem.hint, problem.code)
+    if recipe.export and is_tune_result(recipe.export.preset):
+        return  # it sets the precision of its export
     precisions = recipe.export.precisions if recipe.export else ()
     for name in recipe.verify.require:
         precision = "fp32" if name == "onnx" else name

@@ -39,7 +39,7 @@ from repaconv.stages.build.options import BuildOptions
 from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.convert.options import ConvertOptions
 from repaconv.stages.export.options import ExportOptions
-from repaconv.stages.shared.common_options import Target, is_tune_result
+from repaconv.stages.shared.common_options import CLASSES_OF_IMAGES, Target, is_tune_result
 from repaconv.stages.shared.option_dataclasses import (
     NoEffect,
     Option,
@@ -99,6 +99,7 @@ class ExportSection(ExportOptions):
             lambda options: set(options.precisions) <= {"fp32"} and not is_tune_result(options.preset),
             "it is for a lower precision, and precisions has none",
         ),
+        CLASSES_OF_IMAGES,
     )
 
     precisions: Annotated[tuple[Precision, ...], Option("Precisions to export; one ONNX model each.")] = ("fp32",)

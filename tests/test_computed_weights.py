@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import onnx
-from foreign_faults import F, Net
+from foreign_faults import INT, F, Net
 
 from repaconv.graph import computed_weight_parts
 from repaconv.graph.computed_weight_parts import split_off_computed_weights
@@ -82,3 +82,23 @@ def test_intermediate_values_of_a_computed_weight_are_not_held_together():
     kernel = graph.graph.node(0).inputs[1].const_value
     assert len(graph.graph) == 2
     assert peak < 4.5 * kernel.nbytes
+
+
+def test_a_node_one_of_whose_outputs_is_an_output_of_the_graph_remains():
+    weights = {"w": RANDOM.standard_normal((1100, 2200))}
+    nodes = [("Split", "w", "a b", {"axis": 1, "num_outputs": 2}), ("MatMul", "x a", "y")]
+    model = Net(nodes, weights, {"x": (F, (2, 1100))}, {"y": F, "b": F}).model()
+    feeds = {"x": RANDOM.standard_normal((2, 1100)).astype(np.float32)}
+    found, right = (load_onnx(each).run(feeds) for each in (model, model.SerializeToString()))
+    np.testing.assert_array_equal(found["b"], right["b"])
+    np.testing.assert_allclose(found["y"], right["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_a_computed_value_that_is_no_tensor_remains():
+    weights = {"w": RANDOM.standard_normal((1500, 1500))}
+    nodes = [("SequenceConstruct", "w w", "s"), ("SequenceAt", "s i", "a"), ("MatMul", "x a", "y")]
+    model = Net(nodes, weights, {"x": (F, (2, 1500)), "i": (INT, ())}, {"y": F}).model()
+    feeds = {"x": RANDOM.standard_normal((2, 1500)).astype(np.float32), "i": np.array(1)}
+    np.testing.assert_allclose(
+        load_onnx(model).run(feeds)["y"], load_onnx(model.SerializeToString()).run(feeds)["y"], rtol=1e-4, atol=1e-4
+    )

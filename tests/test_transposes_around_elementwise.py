@@ -201,3 +201,11 @@ def test_random_graphs(seed, shape):
     _, changes = rewritten(model, (TRANSPOSES,))
     fewer = before.count("Transpose") - found.count("Transpose")
     assert fewer >= len(changes)
+
+
+def test_an_image_that_is_also_read_through_two_transposes():
+    rows = [
+        *[("Transpose", "x", "last", LAST), ("Transpose", "last", "first", FIRST), ("Mul", "first x", "a")],
+        *[("Transpose", "a", "s", LAST), ("Sub", "s b", "c"), ("Concat", "c s", "y", {"axis": 3})],
+    ]
+    assert kinds(rows).count("Mul") == 1

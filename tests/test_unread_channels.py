@@ -265,3 +265,41 @@ def test_channels_stay_that_are_not_zero_or_read_elsewhere(rows, outputs):
         [("Conv", "x first_pruned bias_pruned", "a", SAME), *rows, ("Conv", "b second", "y", SAME)], outputs=outputs
     )
     assert (4, 6, 3, 3) in found
+
+
+TIED = RANDOM.standard_normal((6, 6, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "numbers"),
+    [
+        ([("BatchNormalization", "b gamma beta mean variance", "n"), ("Max", "n mean", "c")], {}),
+        ([("Conv", "b depthwise mean", "n", DEPTHWISE), ("Max", "n mean", "c")], {}),
+        ([("Conv", "b tied", "n"), ("Relu", "n", "m"), ("ConvTranspose", "m tied", "c")], {"tied": TIED}),
+    ],
+    ids=["norm", "bias", "tied"],
+)
+def test_a_constant_with_two_roles_is_narrowed_for_each(rows, numbers):
+    """The mean [6] is a number for each channel in a norm, and for each column of pixels in the maximum."""
+    rows = [("Conv", "x first bias", "a", SAME), ("Relu", "a", "b"), *rows, ("Conv", "c second_pruned", "y", SAME)]
+    found = weights_after_folding(rows, numbers={**NUMBERS, **numbers})
+    assert (4, 4, 3, 3) in found
+
+
+def test_rows_of_pixels_of_one_channel_stay():
+    """A Gather of one channel leaves [N, H, W], of which H is no number of channels that could be dropped."""
+    rows = [
+        *[("Conv", "x first bias", "a", SAME), ("Tanh", "a", "b"), ("Gather", "b place", "c", {"axis": 1})],
+        *[("Tanh", "c", "d"), ("Conv", "d line", "y")],
+    ]
+    line = without(RANDOM.standard_normal((4, 7, 1)), columns=(2, 3))
+    assert (4, 7, 1) in weights_after_folding(rows, numbers={**NUMBERS, "line": line})
+
+
+def test_nodes_without_inputs_are_allowed():
+    rows = [
+        *[("SequenceEmpty", "", "s", {"dtype": 11}), ("Conv", "x first bias", "a", SAME), ("Relu", "a", "b")],
+        *[("SequenceInsert", "s b", "t"), ("ConcatFromSequence", "t", "y", {"axis": 1})],
+    ]
+    after, _ = rewritten(graph(rows, NUMBERS, {"x": SHAPE}, ("y",), opset=18), FOLDS)
+    assert after.graph.node[0].op_type == "SequenceEmpty"

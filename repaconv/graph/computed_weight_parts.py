@@ -39,16 +39,28 @@ def split_off_computed_weights(
     read = dict.fromkeys(name for node in others for name in names_read(node) if name in makers)
     found = {name: _nodes_behind(name, makers) for name in read if name not in outputs}
     found = {name: nodes for name, nodes in found.items() if not _read_by(nodes).isdisjoint(large)}
+    kept, needed = _nodes_kept(model, makers, found, outputs)
+    while both := found.keys() & {name for node in kept for name in node.output}:
+        # another output of such a node is needed, so that the graph has the node
+        found = {name: nodes for name, nodes in found.items() if name not in both}
+        kept, needed = _nodes_kept(model, makers, found, outputs)
     if not found:
         return model, []
+    needed.update(value.name for value in model.graph.input)
+    return _with_nodes(model, kept[::-1], needed), [*_parts(model, found)]
+
+
+def _nodes_kept(
+    model: onnx.ModelProto, makers: dict[str, onnx.NodeProto], computed: Collection[str], outputs: Collection[str]
+) -> tuple[list[onnx.NodeProto], set[str]]:
+    """The nodes of a graph that is given the computed values, the last first, and the names that they read."""
     needed = {*outputs}
     kept: list[onnx.NodeProto] = []
     for node in reversed(model.graph.node):
         if not _is_made_by(makers, node) or not needed.isdisjoint(node.output):
             kept.append(node)
-            needed.update(name for name in names_read(node) if name not in found)
-    needed.update(value.name for value in model.graph.input)
-    return _with_nodes(model, kept[::-1], needed), [*_parts(model, found)]
+            needed.update(name for name in names_read(node) if name not in computed)
+    return kept, needed
 
 
 def _constant_nodes(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:

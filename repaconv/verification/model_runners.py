@@ -354,10 +354,11 @@ def _with_computed_weights(bare: onnx.ModelProto, apart: Numbers) -> tuple[onnx.
             read = {weight.name for weight in part.graph.initializer}
             numbers = {name: each for name, each in apart.items() if name in read}
             found |= load_onnx(part, numbers, as_written=True).run({})
+        initializers = [external_weight(name, array) for name, array in found.items()]
     except Exception:  # runtimes raise errors of many classes; the whole model shows what it does
         return bare, apart
     names = {weight.name for weight in rest.graph.initializer}
-    rest.graph.initializer.extend(external_weight(name, array) for name, array in found.items())
+    rest.graph.initializer.extend(initializers)
     kept = {name: each for name, each in apart.items() if name in names}
     return rest, {**kept, **{name: partial(found.pop, name) for name in [*found]}}
 

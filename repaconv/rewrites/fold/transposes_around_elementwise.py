@@ -181,6 +181,7 @@ def _turn(model: ir.Model, group: _Group, perm: list[int]) -> None:
                 turned[value] = source if source is not None else transposed(write, value, undone)
                 for user in known if source is None else ():
                     write.replace(user.outputs[0], turned[value])
+                    turned |= {one: turned[value] for one, new in turned.items() if new is user.outputs[0]}
                 gone.update(known if source is None else ())
         out = node.outputs[0]
         attributes = {name: entry.value for name, entry in node.attributes.items()}

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Mask = NDArray[np.bool_]
+Narrowed = tuple["ir.Value", tuple[str, bool, int, int], bytes, bytes]
+"""A constant, what it is of the node that reads it, and the channels that stay."""
 
 CHANNELS = 1
 LAYERS = ("Conv", "ConvTranspose")
@@ -117,8 +119,10 @@ class _Channels:
     def _enter_layer(self, node: ir.Node) -> bool:
         """A Conv or ConvTranspose without groups: it reads the channels of weights that are not zero."""
         found = _weight_and_bias(node) if attribute(node, "group", 1) == 1 else None
+        if found is None:
+            return False
         x, out = node.inputs[0], node.outputs[0]
-        if found is None or x is None or width_of(x) is None or width_of(out) is None:
+        if x is None or width_of(x) is None or width_of(out) is None:
             return False
         weight, bias = found  # [M, C, ...]
         used: Mask = (weight != 0).reshape(*weight.shape[:2], -1).any(2)
@@ -167,6 +171,7 @@ class _Channels:
             assert one is not None
             if not one.keeps:
                 self._read(one.value, one.places)
+                self._read(out)
             elif width_of(out) is None or len(set(one.places.tolist())) < one.places.size:
                 return False
             else:
@@ -217,7 +222,8 @@ class _Channels:
             filled = input_at(node, 2) is None or (fill is not None and not fill.any())
             return zeros if filled else np.full_like(numbers, np.nan)
         if kind in FUNCTIONS:
-            return FUNCTIONS[kind](numbers)
+            with np.errstate(over="ignore"):  # of a sigmoid that is 0
+                return FUNCTIONS[kind](numbers)
         if kind in UNARY:
             return np.full_like(numbers, np.nan) if kind in NOT_ZERO_AT_ZERO else zeros
         return zeros if kind in ("PRelu", "ReduceSum") or counts_padding(node) else numbers
@@ -240,7 +246,7 @@ class _Channels:
             return
         nodes = [node for node in self.model.graph if _has_less(node, kept)]
         shapes = {value: list(sizes(value) or ()) for value, stay in kept.items() if not stay.all()}
-        made: dict[tuple[ir.Value, bytes, bytes], ir.Value] = {}
+        made: dict[Narrowed, ir.Value] = {}
         for node in nodes:
             before = shape_of_constant(node.inputs[1]) if node.op_type in LAYERS else None
             for value in node.outputs:
@@ -426,9 +432,9 @@ def _narrow(
     model: ir.Model,
     node: ir.Node,
     kept: dict[ir.Value, Mask],
-    made: dict[tuple[ir.Value, bytes, bytes], ir.Value],
+    made: dict[Narrowed, ir.Value],
 ) -> None:
-    """Drop channels from the constants of a node; those that several nodes read, as ``made`` has them, stay shared."""
+    """Drop channels from the constants of a node; those that nodes read alike, as in ``made``, stay shared."""
     import onnx_ir as ir
 
     x, out = node.inputs[0], node.outputs[0]
@@ -438,7 +444,8 @@ def _narrow(
     for place, value in enumerate(node.inputs):
         if value is None or not is_constant(value):
             continue
-        key = (value, b"" if columns is None else columns.tobytes(), rows.tobytes())
+        role = (node.op_type, _is_depthwise(node), place, rank_of(out))
+        key = (value, role, b"" if columns is None else columns.tobytes(), rows.tobytes())
         if key not in made:
             numbers = constant(value)
             assert numbers is not None

@@ -137,8 +137,8 @@ class Search:
         """Return assignments of sizes with which the graph runs, as different as possible; empty if it never runs."""
         if not self.kinds:
             return [{}] if self._runs({}, 0) else []
-        alikes = ((), ("batch",), ("batch", "length", "side"))
-        for alike in alikes[-1:] if self.unit else alikes:  # of a graph that ran with no sizes, few are tried again
+        kinds_alike = ((), ("batch",), ("batch", "length", "side"))
+        for alike in kinds_alike[-1:] if self.unit else kinds_alike:  # of a graph that ran with no sizes, few are tried again
             tried = {tuple(sizes.items()): sizes for sizes in self._candidates(alike)}
             found: list[Sizes] = []
             for sizes in sorted(tried.values(), key=lambda sizes: self._numbers(sizes) > QUICK_INPUT_NUMBERS):

@@ -137,8 +137,10 @@ class Search:
         """Return assignments of sizes with which the graph runs, as different as possible; empty if it never runs."""
         if not self.kinds:
             return [{}] if self._runs({}, 0) else []
-        kinds_alike = ((), ("batch",), ("batch", "length", "side"))
-        for alike in kinds_alike[-1:] if self.unit else kinds_alike:  # of a graph that ran with no sizes, few are tried again
+        kinds_alike: tuple[tuple[str, ...], ...] = ((), ("batch",), ("batch", "length", "side"))
+        if self.unit:  # the graph ran with no sizes before: few are tried again
+            kinds_alike = kinds_alike[-1:]
+        for alike in kinds_alike:
             tried = {tuple(sizes.items()): sizes for sizes in self._candidates(alike)}
             found: list[Sizes] = []
             for sizes in sorted(tried.values(), key=lambda sizes: self._numbers(sizes) > QUICK_INPUT_NUMBERS):

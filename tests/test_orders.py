@@ -140,7 +140,8 @@ def test_in_python_a_stage_has_its_orders_fields_by_name(stage, order):
     assert {each.name for each in fields(order)} < set(parameters)
     for each in options_of(order):
         assert parameters[each.name].default == each.default
-        assert f"    {each.name}: {each.definition.help}" in inspect.getdoc(stage)
+        text = each.definition.help.removesuffix(".").removesuffix("; repeatable")  # in Python it is a dict or a list
+        assert f"    {each.name}: {text}" in inspect.getdoc(stage)
     needed = {each.name: "x" for each in options_of(order) if each.default is inspect.Parameter.empty}
     with pytest.raises(TypeError, match="nonsense"):
         stage("none", nonsense=1, **needed)

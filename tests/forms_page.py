@@ -97,7 +97,7 @@ By OpenVINO's own clocks on an AMD EPYC (Zen 5); INT8 with BF16 for the remainin
 | `silu-as-quotient` | FP32 1.02, BF16 1.15, INT8 1.65 on YOLOv8n | no convolution computes SiLU; Xeon with AMX |
 | the same | 1.03, 1.33, 1.48 on YOLO11n; 1.01, 1.13, 1.00 on EfficientNet-B0 | the same CPU |
 | the same | FP32 1.04, 1.05 and 1.06, BF16 1.05, 1.04 and 1.00, on the same three | AVX-512 (Zen 5) |
-| the same, with a dynamic batch size | 0.87 to 0.88 in FP32 | hence `static-silu-as-quotient`; AVX-512 (Zen 5) |
+| the same, with a dynamic batch size | 0.87 to 0.89 in FP32 | hence `static-silu-as-quotient`; AVX-512 (Zen 5) |
 | `rotary-op` | FP32 1.33, BF16 1.56 on EVA02-Tiny; 1.03, 1.04 on DINOv3-Tiny | Xeon with AMX |
 | symmetric INT8 (`--quantizer onnxruntime-symmetric`) | 1.01 to 1.13 | no zero points |
 

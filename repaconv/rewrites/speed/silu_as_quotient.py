@@ -7,7 +7,7 @@ INT8 and BF16 on AMX the convolutions of YOLOv8n then take four times as long; a
 half of that. Where exp(-b x) overflows, both are 0.
 
 With a dynamic dimension, OpenVINO computes the quotient in two nodes and infers their shapes at every inference: then
-the network has 0.85 to 0.94 of the speed that it has with Swish (Zen 5). `static-silu-as-quotient` skips such graphs.
+the network has 0.87 to 0.89 of the speed that it has with Swish (Zen 5). `static-silu-as-quotient` skips such graphs.
 """
 
 from __future__ import annotations

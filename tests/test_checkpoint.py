@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint, read_mmconfig
 from repaconv.checkpoints.checkpoint_reader import _find_prefix, _WeightSets
+from repaconv.checkpoints.tensor_sanity_checks import require_sound
 from repaconv.core.errors import Refused
 from repaconv.methods.riformer import METHOD
 
@@ -451,3 +452,12 @@ def test_weights_of_an_architecture_that_are_no_floating_point_numbers_are_refus
         rc.fold(tmp_path / "whole.pth", arch=f"{tmp_path / 'own.py'}:net", out=tmp_path / "run")
     assert told.value.code == "checkpoint.dtype"
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_numbers_whose_sum_overflows_are_finite_and_infinities_that_cancel_are_not(dtype):
+    largest = torch.full((9,), torch.finfo(dtype).max, dtype=dtype)
+    require_sound({"weight": largest}, {})
+    for bad in ([torch.inf, -torch.inf], [torch.nan], [torch.inf]):
+        with pytest.raises(Refused, match=f"{len(bad)} of 10"):
+            require_sound({"weight": torch.cat([largest[: 10 - len(bad)], torch.tensor(bad, dtype=dtype)])}, {})

@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from repaconv.checkpoints.tensor_sanity_checks import are_finite
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.core.file_replacement import write_payload
 from repaconv.core.thread_pool import thread_pool
@@ -102,7 +101,7 @@ def _write_parts(
                 raise _not_the_deploy_form(f"{name} {list(value.shape)}")
             left.remove(name)
             stored = value.detach().to(expected[name].dtype).contiguous()
-            if not are_finite(stored):
+            if not bool(stored.isfinite().all()):
                 raise _exceeds_float32(name)
             file.seek(offsets[name])
             file.write(stored.numpy().data)

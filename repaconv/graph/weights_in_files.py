@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 FILE_BYTES = 2**23
-"""Bytes of all weights from which they are written to a file; fewer are as quickly computed as written."""
+"""Bytes of all weights from which they are written to a file; it is not worth it for fewer."""
 
 
 def in_file(weights: Iterable[ir.TensorProtocol]) -> dict[ir.TensorProtocol, ir.TensorProtocol]:

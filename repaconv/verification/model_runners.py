@@ -21,6 +21,7 @@ from repaconv.engines.contract import Array, Engine, Feeds, GpuSession, GpuTimed
 from repaconv.engines.session_loading import load_session
 from repaconv.graph.computed_weight_parts import split_off_computed_weights
 from repaconv.graph.graph_without_weights import Numbers, bytes_of, external_weight, refer_to_file, split_off_weights
+from repaconv.graph.weights_in_files import FILE_BYTES
 
 if TYPE_CHECKING:
     import onnx
@@ -278,9 +279,8 @@ class ImageSession:
         return self._fixed_batch.run({self._input_name: images})[self._output_name]
 
 
-FILE_BYTES, LARGE_BYTES = 2**23, 2**29
-"""Bytes of weights from which a session reads them from a file; from which one that is not timed keeps no prepacked
-copy."""
+LARGE_BYTES = 2**29
+"""Bytes of weights from which a session that is not timed keeps no prepacked copy."""
 
 
 def load_onnx(

@@ -46,10 +46,14 @@ def kernel_of(node: ir.Node) -> Kernel | None:
     return replace(mean, learnt=0)
 
 
+def is_padded(node: ir.Node) -> bool:
+    """Whether a convolution or a pool pads its image."""
+    return any(attribute(node, "pads", (0,))) or attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+
+
 def counts_padding(node: ir.Node) -> bool:
     """Whether an AveragePool counts padding, so that a constant would be smaller at the border."""
-    inside = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID") and not any(attribute(node, "pads", (0,)))
-    return bool(attribute(node, "count_include_pad", 0)) and (not inside or bool(attribute(node, "ceil_mode", 0)))
+    return bool(attribute(node, "count_include_pad", 0)) and (is_padded(node) or bool(attribute(node, "ceil_mode", 0)))
 
 
 def resizes_pixels_only(resize: ir.Node) -> bool:

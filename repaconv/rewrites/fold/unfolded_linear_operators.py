@@ -19,7 +19,7 @@ from repaconv.graph.nodes_and_constants import attribute, constant, is_constant,
 from repaconv.graph.operator_facts import IMAGE_NORMS, MOVES, ROW_NORMS
 from repaconv.graph.symbolic_shapes import sizes
 from repaconv.rewrites.fold.fold_barriers import values_of_rounding_sums
-from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
+from repaconv.rewrites.fold.kernels_from_onnx import is_padded, kernel_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -60,8 +60,7 @@ class LinearNode(NamedTuple):
     @property
     def is_padded(self) -> bool:
         """Whether it is a convolution with zero padding."""
-        auto = attribute(self.node, "auto_pad", "NOTSET")
-        return self.weight is not None and (any(attribute(self.node, "pads", (0,))) or auto not in ("NOTSET", "VALID"))
+        return self.weight is not None and is_padded(self.node)
 
     @property
     def is_grouped(self) -> bool:

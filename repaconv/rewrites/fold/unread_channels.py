@@ -3,7 +3,7 @@
     relu(W_1 * x) read by W_2:  W_1 keeps the rows whose columns in W_2 are not zero, and which are not zero themselves
 
 Pruned networks have such channels, whose weights a tool has set to zero, and so has a convolution of whose output only
-a slice is read. A channel goes on through activations, norms, pools, sums and depthwise convolutions. It is dropped
+a slice is read. Activations, norms, pools, sums and depthwise convolutions keep channels apart. A channel is dropped
 from all of them together, or from none if an operator that mixes channels in another way reads or computes one of them.
 
 A channel that has one number everywhere, such as the shift of a BatchNorm whose scale a tool has set to zero, goes into
@@ -37,7 +37,7 @@ from repaconv.graph.operator_facts import POOLS, REDUCTIONS, SELECTIONS, UNARY
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
 from repaconv.results import Change
-from repaconv.rewrites.fold.kernels_from_onnx import counts_padding, resizes_pixels_only, spatial_padding
+from repaconv.rewrites.fold.kernels_from_onnx import counts_padding, is_padded, resizes_pixels_only, spatial_padding
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -136,7 +136,7 @@ class _Channels:
     def _are_absorbed(self, node: ir.Node, x: ir.Value) -> Mask:
         """Which channels of an image a layer needs not read: zeros, and other numbers if it does not pad."""
         numbers = self._numbers(x)
-        result: Mask = (numbers == 0) | (~np.isnan(numbers) & (node.op_type == "Conv" and not _is_padded(node)))
+        result: Mask = (numbers == 0) | (~np.isnan(numbers) & (node.op_type == "Conv" and not is_padded(node)))
         return result
 
     def _bias_of(self, node: ir.Node, weight: Array, places: Mask) -> Array:
@@ -206,7 +206,7 @@ class _Channels:
             found = _weight_and_bias(node)
             assert found is not None
             weight = found[0].reshape(len(numbers), -1).astype(np.float64)
-            known = zeros if _is_padded(node) else numbers
+            known = zeros if is_padded(node) else numbers
             summed = np.where(weight.any(1), known * weight.sum(1), 0.0)
             return summed if found[1] is None else summed + found[1]
         if kind == "Clip":
@@ -330,10 +330,6 @@ def _combined(kind: str, operands: list[Array]) -> Array:
 _OPERATORS: dict[str, Callable[[Array, Array], Array]] = {
     **{"Add": np.add, "Sum": np.add, "Sub": np.subtract, "Max": np.maximum, "Min": np.minimum},
 }
-
-
-def _is_padded(node: ir.Node) -> bool:
-    return any(attribute(node, "pads", (0,))) or attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
 
 
 def _components(count: int, pairs: list[tuple[Array, Array]]) -> Array:

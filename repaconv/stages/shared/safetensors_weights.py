@@ -93,6 +93,8 @@ def _write_parts(
     file: BinaryIO, parts: Iterable[FoldedPart], expected: Mapping[str, Tensor], offsets: Mapping[str, int]
 ) -> None:
     """Write every tensor at its offset; one part is written while the next is computed."""
+    from repaconv.checkpoints.tensor_sanity_checks import are_finite  # imports torch, which makes the parts
+
     left = set(expected)
 
     def write(part: FoldedPart) -> None:
@@ -101,7 +103,7 @@ def _write_parts(
                 raise _not_the_deploy_form(f"{name} {list(value.shape)}")
             left.remove(name)
             stored = value.detach().to(expected[name].dtype).contiguous()
-            if not bool(stored.isfinite().all()):
+            if not are_finite(stored):
                 raise _exceeds_float32(name)
             file.seek(offsets[name])
             file.write(stored.numpy().data)

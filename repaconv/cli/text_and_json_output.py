@@ -111,7 +111,7 @@ def printed_text(done: Record) -> str:
 
     with as_wide_as_terminal(), redirect_stdout(io.StringIO()) as text:
         print_result(done)
-    plain_text = Text.from_ansi(text.getvalue()).plain  # FORCE_COLOR colors it also where nobody sees colors
+    plain_text = Text.from_ansi(text.getvalue()).plain  # with FORCE_COLOR, redirected output has color codes, too
     return "\n".join(line.rstrip() for line in plain_text.splitlines()).strip("\n")
 
 

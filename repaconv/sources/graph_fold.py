@@ -1,4 +1,4 @@
-"""Fold an arbitrary ONNX graph: apply the fold rewrites in float64, check the result, and tell what is not folded."""
+"""Fold an arbitrary ONNX graph: apply the fold rewrites in float64, check the result, and list what is not folded."""
 
 from __future__ import annotations
 

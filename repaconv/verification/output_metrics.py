@@ -259,7 +259,7 @@ def _class_columns(a: Array, b: Array) -> dict[str, Array]:
     """Return the measured values [N] of the top-1 predictions of logits [N, K], by name.
 
     ``kl`` is the divergence of the candidate from the reference, ``lead`` the reference's margin between its first and
-    second class, ``lost`` its margin between its own first class and the candidate's, NaN if they are the same.
+    second class, ``lost`` its margin between its own top-1 class and the candidate's, NaN if they are the same.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         log_a, log_b = _log_softmax(a), _log_softmax(b)

@@ -473,6 +473,9 @@ WHOLE = {
     "Max": ((), {}),
     "Concat": ((), {"axis": 1}),
     "Resize": ((np.zeros(0), np.ones(4, np.float32)), {"mode": "linear"}),
+    "Clip": ((), {}),
+    "MaxPool": ((), {"kernel_shape": [1, 1], "auto_pad": "SAME_UPPER"}),
+    "AveragePool": ((), {"kernel_shape": [1, 1], "strides": [1, 1], "count_include_pad": 1}),
 }
 """Operators that return their first input as it is, by the other inputs and attributes with which they do."""
 
@@ -486,6 +489,34 @@ def test_what_returns_its_input_keeps_nothing_apart(operator, batch):
     rows = [("Conv", "x k", "1"), (operator, " ".join(["1", *list(weights)[2:]]), "2", attributes), ("Mul", "2 s", "3")]
     model = graph([*rows, ("Relu", "3", "y")], weights, {"x": (batch, 3, 4, 4)})
     assert folded(model, normal(2, 3, 4, 4)) == ["Conv", "Relu"]
+
+
+@pytest.mark.parametrize("operator", ["GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax"])
+def test_what_reduces_single_pixels_keeps_nothing_apart(operator):
+    """As a second squeeze does, and adaptive pooling of an image that is one pixel already."""
+    weights = {"k": normal(4, 3, 1, 1), "s": normal(4, 1, 1), "axes": np.array([2, -1])}
+    read = "1 axes" if operator.startswith("Reduce") else "1"
+    rows = [("Conv", "x k", "1"), (operator, read, "2"), ("Mul", "2 s", "3"), ("Relu", "3", "y")]
+    for side in (1, 2):
+        found = folded(graph(rows, weights, {"x": ("b", 3, side, side)}), normal(2, 3, side, side))
+        assert operator in found if side > 1 else found == ["Conv", "Relu"]
+
+
+@pytest.mark.parametrize("attributes", [{"kernel_shape": [1, 1], "strides": [2, 2]}, {"kernel_shape": [1, 2]}])
+def test_a_pool_of_some_pixels_stays(attributes):
+    weights = {"k": normal(4, 3, 3, 3), "s": normal(4, 1, 1)}
+    rows = [("Conv", "x k", "1"), ("Tanh", "1", "2"), ("MaxPool", "2", "3", attributes), ("Mul", "3 s", "y")]
+    assert "MaxPool" in folded(graph(rows, weights, {"x": (2, 3, 6, 6)}), normal(2, 3, 6, 6))
+
+
+def test_a_norm_keeps_its_scale_before_an_average_if_another_reader_cannot_take_it():
+    """As pyramid pooling of a norm does, which concatenates the norm and its averages."""
+    weights = {"g": normal(4), "b": normal(4), "k": normal(2, 4, 1, 1), "l": normal(2, 8, 3, 3)}
+    rows = [("LayerNormalization", "x g b", "1"), ("Transpose", "1", "2", {"perm": [0, 3, 1, 2]})]
+    rows += [("AveragePool", "2", "3", {"kernel_shape": [3, 3], "pads": [1] * 4}), ("Conv", "3 k", "z")]
+    rows += [("Tanh", "2", "5"), ("Concat", "2 5", "6", {"axis": 1}), ("Conv", "6 l", "y")]
+    found = folded(graph(rows, weights, {"x": (2, 6, 6, 4)}, ("y", "z")), normal(2, 6, 6, 4))
+    assert sorted(found) == sorted(row[0] for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """Remove nodes whose output is their input: Casts to the same type, selections of everything, sums with zeros, products
-with ones, masks that hide nothing, assignments to everything.
+with ones, masks that hide nothing, assignments to everything, pools and reductions of single numbers.
 
 So is the guard that PyTorch's exporter writes after the softmax of attention, Where(IsNaN(p), 0, p), unless a mask may
 hide all keys of a query. A product counts as finite; if it overflows, p is NaN, as it is if the guard is not exported.
@@ -14,7 +14,7 @@ import numpy as np
 from repaconv.graph.constants_of_dynamic_shape import assigns_all
 from repaconv.graph.index_selections import EVERYTHING, Selection, selection_of
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, input_at, is_read, made_by
-from repaconv.graph.operator_facts import PRODUCTS, VIEWS
+from repaconv.graph.operator_facts import PRODUCTS, REDUCTIONS, VIEWS
 from repaconv.graph.symbolic_shapes import sizes
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ def _is_no_op(node: ir.Node) -> bool:
         return found is not None and found.keeps and np.array_equal(found.places, np.arange(_length(found)))
     if node.op_type == "Resize":
         return _resizes_by_one(node)
+    if node.op_type == "Clip":
+        return input_at(node, 1) is None and input_at(node, 2) is None
+    if node.op_type in ("AveragePool", "MaxPool"):
+        return _is_of_single_pixels(node)
+    if node.op_type in (*REDUCTIONS, "GlobalAveragePool", "GlobalMaxPool"):
+        return _keeps_size(node)
     return node.op_type in _OF_SEVERAL and len(node.inputs) == 1
 
 
@@ -109,6 +115,12 @@ def _resizes_by_one(node: ir.Node) -> bool:
     if input_at(node, 3) is not None:
         return _keeps_size(node)
     return _all_equal(node.inputs[2], 1)
+
+
+def _is_of_single_pixels(pool: ir.Node) -> bool:
+    """Whether each window of a pool is one pixel, and each pixel is a window."""
+    ones = all(set(attribute(pool, name, (1,))) == {1} for name in ("kernel_shape", "strides"))
+    return ones and not any(attribute(pool, "pads", ()))
 
 
 def _keeps_size(node: ir.Node) -> bool:

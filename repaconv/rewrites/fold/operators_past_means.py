@@ -65,8 +65,7 @@ def _move_scale_and_shift(model: ir.Model, node: ir.Node) -> bool:
         return False
     x = node.inputs[0] if node.inputs else None
     inner = made_by(x, *ARITHMETIC, "BatchNormalization")
-    shared = node.op_type != "AveragePool" and len(list(x.uses())) != 1 if x is not None else True
-    if x is None or inner is None or shared or x.is_graph_output():
+    if x is None or inner is None or not _may_read_past(x, node) or x.is_graph_output():
         return False
     terms = _source_and_steps(inner)
     if terms is None:
@@ -96,6 +95,17 @@ def _move_scale_and_shift(model: ir.Model, node: ir.Node) -> bool:
     if not x.uses():
         model.graph.remove(inner, safe=True)
     return True
+
+
+def _may_read_past(x: ir.Value, node: ir.Node) -> bool:
+    """Whether no reader keeps a scaled value, or those that do may take the scale as well.
+
+    A sum takes it together with an AveragePool: that of PoolFormer subtracts a value from its average.
+    """
+    if is_read_once(x):
+        return True
+    readers = {reader.op_type for reader in x.consumers()}
+    return node.op_type == "AveragePool" and readers <= {"AveragePool", "Add", "Sub"}
 
 
 def _move_linear_layer(model: ir.Model, node: ir.Node) -> str | None:

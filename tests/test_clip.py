@@ -1,4 +1,4 @@
-"""clip: a maximum and a minimum with numbers are a Clip, or a Relu; what is not quite that stays."""
+"""clip: a maximum and a minimum with numbers are a Clip, or a Relu; what limits nothing goes; other nodes stay."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ NUMBERS = {
         "nan": np.array(np.nan),
         "whole": np.array(0),
         "half": np.array(0, np.float16),
+        "yes": RANDOM.random((6, 5)) > 0.5,
+        "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+        "none": np.zeros(0),
+        "twice": np.array([1, 1, 2, 2], np.float32),
         "each": RANDOM.standard_normal((3, 1, 1)),
     },
 }
@@ -34,6 +38,10 @@ def kinds(rows, shape=(2, 3, 6, 5)):
         [("Relu", "x", "a"), ("Min", "6 a", "y")],
         [("Min", "6 x", "a"), ("Max", "-1 a", "y")],
         [("Min", "x 1", "a"), ("Relu", "a", "y")],
+        [("Max", "x 1", "a"), ("Max", "a 6", "y")],
+        [("Relu", "x", "a"), ("Clip", "a 0 6", "y")],
+        [("Clip", "x 0 6", "a"), ("Relu", "a", "y")],
+        [("Clip", "x -1", "a"), ("Clip", "a 0 6", "b"), ("Clip", "b  1", "y")],
     ],
 )
 def test_a_maximum_and_a_minimum_are_a_clip(rows, shape):
@@ -42,6 +50,56 @@ def test_a_maximum_and_a_minimum_are_a_clip(rows, shape):
 
 def test_a_maximum_with_zero_is_a_relu():
     assert kinds([("Max", "x 0", "y")]) == ["Relu"]
+
+
+def test_two_relus_are_one():
+    assert kinds([("Relu", "x", "a"), ("Relu", "a", "y")]) == ["Relu"]
+
+
+POOL = {"kernel_shape": [2, 2], "strides": [2, 2]}
+PADDED = POOL | {"pads": [1] * 4, "count_include_pad": 1}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("Relu", "x", "a"), ("Sigmoid", "x", "b"), ("Add", "a b", "c"), ("Relu", "c", "y")],
+        [("Relu", "x", "a"), ("MaxPool", "a", "b", POOL), ("Relu", "b", "y")],
+        [("Exp", "x", "a"), ("AveragePool", "a", "b", POOL), ("Relu", "b", "y")],
+        [("Clip", "x -1 1", "a"), ("Sin", "a", "b"), ("Concat", "a b", "c", {"axis": 1}), ("Clip", "c -1 6", "y")],
+        [("Sigmoid", "x", "a"), ("Mul", "a 6", "b"), ("Clip", "b 0 6", "y")],
+        [("Mul", "x x", "a"), ("Max", "a 0", "y")],
+        [("Relu", "x", "a"), ("Neg", "a", "b"), ("Where", "yes a b", "c"), ("Relu", "a", "d"), ("Add", "c d", "y")],
+        [
+            ("Abs", "x", "a"),
+            ("Pad", "a pads", "b"),
+            ("Transpose", "b", "c", {"perm": [0, 2, 3, 1]}),
+            ("Relu", "c", "y"),
+        ],
+    ],
+    ids=["sum", "maxima", "means", "concatenated", "product", "square", "one of two", "views"],
+)
+def test_what_is_within_the_limits_already_is_not_limited(rows):
+    kept = [operator for operator, *_ in rows]
+    kept.reverse()
+    kept.remove(next(operator for operator in kept if operator in ("Relu", "Clip", "Max")))
+    assert kinds(rows) == kept[::-1]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("Relu", "x", "a"), ("Neg", "x", "b"), ("Add", "a b", "c"), ("Relu", "c", "y")],
+        [("Sigmoid", "x", "a"), ("Pad", "a pads -1", "b"), ("Relu", "b", "y")],
+        [("Clip", "x 1 6", "a"), ("AveragePool", "a", "b", PADDED), ("Clip", "b 1 6", "y")],
+        [("Relu", "x", "a"), ("Resize", "a none twice", "b", {"mode": "cubic"}), ("Relu", "b", "y")],
+        [("Sigmoid", "x", "a"), ("Mul", "a x", "b"), ("Relu", "b", "y")],
+        [("Tanh", "x", "a"), ("Clip", "a 0 1", "y"), ("Relu", "a", "z"), ("Sin", "z", "y2")],
+    ],
+    ids=["sum", "padding", "mean with padding", "cubic", "product", "read by two"],
+)
+def test_what_may_be_outside_of_the_limits_is_limited(rows):
+    assert kinds(rows) == [operator for operator, *_ in rows]
 
 
 @pytest.mark.parametrize(("element_type", "zero", "operator"), [(7, "whole", "Max"), (10, "half", "Relu")])
@@ -62,7 +120,7 @@ def test_relu6_is_part_of_a_hard_swish():
     [
         [("Max", "x 6", "a"), ("Min", "a 0", "y")],
         [("Min", "x -1", "a"), ("Relu", "a", "y")],
-        [("Max", "x 1", "a"), ("Max", "a 6", "y")],
+        [("Clip", "x 6 0", "a"), ("Relu", "a", "y")],
         [("Max", "x each", "a"), ("Min", "a 6", "y")],
         [("Max", "x nan", "a"), ("Min", "a 6", "y")],
         [("Max", "x 1 6", "y")],
@@ -73,7 +131,7 @@ def test_relu6_is_part_of_a_hard_swish():
     ids=[
         "crossed",
         "negative",
-        "two maxima",
+        "a Clip to nothing",
         "numbers of each channel",
         "NaN",
         "of three",

@@ -15,6 +15,7 @@ from repaconv.rewrites.fold.chains_of_constants import CONSTANTS
 from repaconv.rewrites.fold.clip_operator import CLIP
 from repaconv.rewrites.fold.computed_shapes import SHAPES
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
+from repaconv.rewrites.fold.concats_in_series import CONCATS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 from repaconv.rewrites.fold.convolutions_of_split_parts import GROUPED_CONVOLUTION
 from repaconv.rewrites.fold.einsum_products import EINSUM
@@ -94,6 +95,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     CONVOLUTION,
     RECURRENT,
     SELECTIONS_OF_CONCATS,
+    CONCATS,
     CONSTANTS,
     IN_SERIES,
     READ_TOKENS,

@@ -509,6 +509,18 @@ def test_a_pool_of_some_pixels_stays(attributes):
     assert "MaxPool" in folded(graph(rows, weights, {"x": (2, 3, 6, 6)}), normal(2, 3, 6, 6))
 
 
+@pytest.mark.parametrize("joined", ["x l s m", "s m x l"])
+def test_a_sum_that_is_concatenated_with_one_of_its_terms_stays_a_sum(joined):
+    """As in ESRGAN+: without the sum, the Concat would be one of Pads."""
+    weights = {"k": normal(3, 3, 1, 1), "v": normal(2, 12, 3, 3), "t": normal(2, 1, 1)}
+    rows = [("Tanh", "x", "l"), ("Conv", "x k", "c"), ("Add", "l c", "s"), ("Sin", "s", "n"), ("Add", "n s", "m")]
+    rows += [("Concat", joined, "j", {"axis": 1}), ("Conv", "j v", "p", {"pads": [1] * 4}), ("Mul", "p t", "y")]
+    model = graph(rows, weights, {"x": (2, 3, 5, 5)})
+    after, _ = rewritten(model, fold_pipeline.FOLDS)
+    assert [node.op_type for node in after.graph.node] == [kind for kind, *_ in rows[:-1]]
+    assert difference(model, after, normal(2, 3, 5, 5)) < 1e-12
+
+
 def test_a_norm_keeps_its_scale_before_an_average_if_another_reader_cannot_take_it():
     """As pyramid pooling of a norm does, which concatenates the norm and its averages."""
     weights = {"g": normal(4), "b": normal(4), "k": normal(2, 4, 1, 1), "l": normal(2, 8, 3, 3)}

@@ -120,6 +120,8 @@ def gain_of(vertex: Vertex) -> int | None:
         return None  # the reader would need a separate shift, which costs nothing inside the norm
     if vertex.of_norm and any(_is_sum(user, vertex) for user in vertex.outputs):
         return None  # the sum would be scaled or shifted, which costs nothing inside the norm
+    if _adds(vertex) and any(_joins(user) for user in vertex.outputs):
+        return None  # the Concat would add some channels, which takes a Pad for each value and their sum
     saved = _cost(vertex, vertex.inputs, vertex.shift is not None)
     if len(vertex.outputs) > 1 and any(isinstance(edge, Dense) for edge in vertex.inputs.values()):
         saved -= 1  # at equal cost, one product that several vertices read is better than several products
@@ -159,6 +161,16 @@ def _is_diagonal(vertex: Vertex) -> bool:
 def _is_sum(user: Vertex, source: Vertex) -> bool:
     """Whether the reader adds the channels themselves to those of others."""
     return len(user.inputs) > 1 and isinstance(user.inputs[source], Pick)
+
+
+def _adds(vertex: Vertex) -> bool:
+    """Whether the vertex adds channels of several values."""
+    return len(vertex.inputs) > 1 and not _joins(vertex)
+
+
+def _joins(vertex: Vertex) -> bool:
+    """Whether the vertex concatenates channels of several values, and adds none."""
+    return len(vertex.inputs) > 1 and cover_each_channel_once([edge.rows for edge in vertex.inputs.values()])
 
 
 class Arrangement(NamedTuple):

@@ -460,7 +460,7 @@ def test_the_package_shows_its_stages_and_results_are_short(tiny, repaconv):
     assert str(done) == printed_by("fold", tiny)
     assert "\npassed: every fold within 1e-12" in str(done)
     assert {"verdict", "facts", "model_dump"} < set(dir(done))
-    assert not {"construct", "model_config", "parse_obj", "schema_json"} & set(dir(done))
+    assert not {"construct", "model_config", "parse_obj", "schema_json", "FORMER", "SHOWN"} & set(dir(done))
     assert dict(done.__rich_repr__())["method"] == "riformer"
     inspected = package.inspect(tiny)
     assert repr(inspected) == "<Inspection method='riformer' form='training'>"

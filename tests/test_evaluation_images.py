@@ -103,6 +103,21 @@ def test_a_folder_is_remembered_by_the_images_that_were_taken(tiny):
     assert "were changed since" in link(rc.verify()).note
 
 
+def test_changed_class_names_leave_it_not_verified(tiny):
+    names = [f"kind-{number}" for number in range(rc.fold(tiny).config["classes"])]
+    for number, pixels in enumerate(np.random.default_rng(0).integers(100, 140, (8, SIZE, SIZE, 3), dtype=np.uint8)):
+        folder = Path("pictures", names[number % 2])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    Path("names.txt").write_text("\n".join(names))
+    rc.export(precision="int8", images="pictures", classes="names.txt")
+    assert link(rc.verify()).accuracy is not None
+    Path("names.txt").write_text("\n".join(reversed(names)))  # the same images have other labels
+    found = link(rc.verify())
+    assert (found.verdict, found.accuracy) == ("not verified", None)
+    assert f"{Path('names.txt').resolve()}, were changed since" in found.note
+
+
 def test_a_lossy_link_that_passes_on_random_images_is_not_verified_and_one_that_fails_fails(tiny, repaconv):
     rc.fold(tiny)
     rc.export()

@@ -104,11 +104,13 @@ def test_what_no_machine_can_measure_is_refused_at_once(tmp_path, repaconv):
     nodes, weights = [("Conv", "x w", "y", {})], {"w": (4, 3, 3, 3)}
     ends = {"x": (TensorProto.FLOAT, ["n", 3, 8, 8])}, {"y": (TensorProto.FLOAT, ["n", 4, 6, 6])}
     path = small_graphs.saved("net.onnx", nodes, weights, *ends)
-    torch.save({}, "net.pth")
+    for name in ("net.pth", "net.ckpt"):
+        torch.save({}, name)
     for words, ends_with, told in (
         (("--batch", "99999999999"), 3, "not enough memory"),
         (("--threads", "100000"), 2, "100000 threads per inference are far more than the"),
         (("--against", "net.pth"), 4, "net.pth is a checkpoint, and bench measures ONNX models"),
+        (("--against", "net.ckpt"), 4, "net.ckpt is a checkpoint, and bench measures ONNX models"),
     ):
         code, _, said = repaconv("bench", path, "--rounds", "2", *words)
         assert (code, told in said) == (ends_with, True), said

@@ -30,7 +30,7 @@ from repaconv.checkpoints.memory_mapping import Checksums, Contents, map_file, t
 from repaconv.checkpoints.restricted_unpickler import StorageIds, StorageKind, strided, unpickle
 from repaconv.core import change_guard
 from repaconv.core.errors import Refused, RepaconvError, describe_exception
-from repaconv.core.files import require_valid_name
+from repaconv.core.files import CHECKPOINT_SUFFIXES, require_valid_name
 from repaconv.core.thread_pool import thread_pool, usable_cpus
 
 # --- Read the zip format of torch.save, ``<name>/data.pkl`` and ``<name>/data/<key>``, and verify its checksums.
@@ -400,7 +400,7 @@ def _open_by_first_bytes(path: Path) -> Contents:
 
 
 def _inside(path: Path) -> str:
-    files = sorted(p for p in path.iterdir() if p.suffix in (".pth", ".pt", ".bin", ".safetensors"))
+    files = sorted(each for each in path.iterdir() if each.suffix in CHECKPOINT_SUFFIXES)
     return f"Give the file, e.g. {files[0]}." if files else "Give the .pth, .pt, .bin or .safetensors file."
 
 

@@ -30,6 +30,8 @@ AnyValue = TypeVar("AnyValue")
 
 LONGEST_NAME = 255
 """Longest name of a file or folder in bytes, on nearly all file systems."""
+CHECKPOINT_SUFFIXES = (".pth", ".pt", ".bin", ".safetensors", ".ckpt", ".tar")
+"""What checkpoints are called."""
 PART = ".repaconv-part"
 """Suffix of a file while it is being written."""
 SCRATCH = ".repaconv-work-"

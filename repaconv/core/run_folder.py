@@ -21,6 +21,7 @@ from repaconv.core.file_replacement import (
     require_replaceable,
 )
 from repaconv.core.files import (
+    CHECKPOINT_SUFFIXES,
     is_utf8,
     parse_json,
     read_artefact,
@@ -38,8 +39,6 @@ BENCH, BUILD, WEIGHTS, FOLDED, UNCONVERTED = "bench", "build", "model.safetensor
 PRECISIONS, PLAN = ("fp32", "fp16", "bf16", "int8"), "plan.json"
 OF_CONVERT = CONVERT_JSON, CONVERTED, SCORES = "convert.json", "converted.safetensors", "scores.svg"
 OF_FINETUNE = FINETUNE_JSON, FINETUNED, TRAINING_STATE = "finetune.json", "finetuned.safetensors", "finetune.state"
-FOLDABLE = (".onnx", ".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".tar")
-"""What files of a network are called."""
 AnyFold = TypeVar("AnyFold", bound=FoldArtefact)
 _HOW_FOLDED: dict[str, Any] = dict.fromkeys(
     ("made_by", "options", "other_files", "certificate", "changes", "not_folded", "links"), True
@@ -372,7 +371,7 @@ def find_run(given: Path | None) -> Run:
         raise UsageProblem(
             f"{given} is not a run folder: it has no fold.json.",
             hint=f"Fold it first: repaconv fold {shlex.quote(str(given))}"
-            if given.suffix in FOLDABLE
+            if given.suffix in (".onnx", *CHECKPOINT_SUFFIXES)
             else "Give the folder that `repaconv fold` wrote, or fold again.",
             code="run.none",
         )

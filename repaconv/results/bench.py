@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, ValidationInfo, field_validator
 
@@ -477,7 +477,24 @@ class HistoryEntry(Record):
     image_size: ImageSize | None = None
 
 
-class BenchArtefact(Artefact):
+class _Measurement(Artefact):
+    """What results of a measurement have in common: ``quality``, and ratios that claim no more than it allows."""
+
+    if TYPE_CHECKING:
+        quality: Quality
+
+    @field_validator("scaling", "ratio", check_fields=False)
+    @classmethod
+    def _claims_no_more(cls, ratio: Ratio | None, info: ValidationInfo) -> Ratio | None:
+        return ratio and ratio.under(info.data.get("quality"))
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether the measurement says nothing."""
+        return self.quality.verdict == "inconclusive"
+
+
+class BenchArtefact(_Measurement):
     """Latencies of a model and of the one it is compared with, measured in turn in one run on this machine.
 
     The verdict is *failed* if the model failed against its baseline, or if its outputs differ from those of the
@@ -541,16 +558,6 @@ class BenchArtefact(Artefact):
     image_preprocessing: str = ""
     note: str = ""
 
-    @field_validator("ratio")
-    @classmethod
-    def _claims_no_more(cls, ratio: Ratio | None, info: ValidationInfo) -> Ratio | None:
-        return ratio and ratio.under(info.data.get("quality"))
-
-    @property
-    def inconclusive(self) -> bool:
-        """Whether the measurement says nothing."""
-        return self.quality.verdict == "inconclusive"
-
     @property
     def compared(self) -> str:
         """The ratio in words, with the precision of both models; empty if there is only one."""
@@ -591,7 +598,7 @@ class Throughput(Record):
     p95_ms: float
 
 
-class ThroughputArtefact(Artefact):
+class ThroughputArtefact(_Measurement):
     """Throughput of a model with all its streams and with one stream, measured in turn in one run on this machine.
 
     It is not the result of a latency measurement: baselines and histories do not contain it.
@@ -634,22 +641,12 @@ class ThroughputArtefact(Artefact):
     ratio: Ratio | None
     note: str = ""
 
-    @field_validator("scaling", "ratio")
-    @classmethod
-    def _claims_no_more(cls, ratio: Ratio | None, info: ValidationInfo) -> Ratio | None:
-        return ratio and ratio.under(info.data.get("quality"))
-
     @property
     def compared(self) -> tuple[str, ...]:
         """In words, the throughput over that of one stream, and over that of the model it is compared with."""
         named = {row.name: f"{row.name} ({row.precision})" for row in self.rows}
         found = [each for each in (self.scaling, self.ratio) if each]
         return tuple(_many(each, named.get(each.subject, ""), named.get(each.other, "")) for each in found)
-
-    @property
-    def inconclusive(self) -> bool:
-        """Whether the measurement says nothing."""
-        return self.quality.verdict == "inconclusive"
 
 
 def _many(found: Ratio, subject: str, other: str) -> str:

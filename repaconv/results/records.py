@@ -80,10 +80,15 @@ class Record(BaseModel):
         return {former.get(name, name): value for name, value in plain.items()}
 
     def __dir__(self) -> list[str]:
-        """Return the names without those of pydantic, but for the ones that make a dict or JSON of a result."""
-        kept = {"model_dump", "model_dump_json"}
+        """Return the names without those of pydantic, but for the ones that make a dict or JSON of a result.
+
+        Neither are ``FORMER`` and ``SHOWN`` among them, which are about the class and not about the result.
+        """
+        kept, of_the_class = {"model_dump", "model_dump_json"}, {"FORMER", "SHOWN"}
         return [
-            name for name in super().__dir__() if name in kept or name.startswith("__") or not hasattr(BaseModel, name)
+            name
+            for name in super().__dir__()
+            if name in kept or name.startswith("__") or not (hasattr(BaseModel, name) or name in of_the_class)
         ]
 
 
@@ -239,6 +244,7 @@ class ImageSet(Record):
         calibration: The positions, from 0, of the images that set the value ranges; all others evaluate. Empty if none
             was needed for that, as for FP16.
         classes: The absolute path of the file with the names of the classes, if one was given.
+        classes_sha256: The SHA-256 of that file; empty in results of versions before 0.2.
     """
 
     path: str
@@ -246,6 +252,7 @@ class ImageSet(Record):
     count: int
     calibration: tuple[int, ...] = ()
     classes: str = ""
+    classes_sha256: str = ""
 
 
 class FoldedLayer(Record):

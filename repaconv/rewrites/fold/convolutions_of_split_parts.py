@@ -15,12 +15,9 @@ import numpy as np
 
 from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import (
-    Array,
     Writer,
     attribute,
     attributes_key,
-    constant,
-    input_at,
     made_by,
     nodes_of,
     only_reader,
@@ -29,6 +26,7 @@ from repaconv.graph.nodes_and_constants import (
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, shaped_like
 from repaconv.results import Change
+from repaconv.rewrites.fold.kernels_from_onnx import weight_and_bias
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -40,17 +38,17 @@ def apply(model: ir.Model) -> Iterator[Change]:
     """Write one convolution with groups for every Concat of equal convolutions of all parts of a Split; in place."""
     for concat in nodes_of(model, "Concat"):
         layers = _layers(concat)
-        constants = [found for conv in layers if (found := _weight_and_bias(conv)) is not None]
+        constants = [found for conv in layers if (found := weight_and_bias(conv)) is not None]
         if not layers or len(constants) < len(layers):
             continue
-        split, (weights, biases) = layers[0].inputs[0].producer(), zip(*constants, strict=True)
+        split, weights = layers[0].inputs[0].producer(), [weight for weight, _ in constants]
         groups = len(layers) * attribute(layers[0], "group", 1)
         attributes = {name: entry.value for name, entry in layers[0].attributes.items()}
         write = Writer(model, concat)
-        given = (write.constant(np.concatenate(biases)),) if any(map(np.any, biases)) else ()
-        new = write(
-            "Conv", split.inputs[0], write.constant(np.concatenate(weights)), *given, **{**attributes, "group": groups}
-        )
+        whole = [np.zeros(len(weight)) if bias is None else bias for weight, bias in constants]
+        given = (write.constant(np.concatenate(whole)),) if any(map(np.any, whole)) else ()
+        weight = write.constant(np.concatenate(weights).astype(np.float64))
+        new = write("Conv", split.inputs[0], weight, *given, **{**attributes, "group": groups})
         write.replace(concat.outputs[0], shaped_like(new, concat.outputs[0]))
         yield Change(
             rewrite=GROUPED_CONVOLUTION.name,
@@ -84,15 +82,6 @@ def _is_along_channels(node: ir.Node) -> bool:
     """Whether a Split or Concat of images is along their channels."""
     rank = rank_of(node.outputs[0])
     return rank > 2 and attribute(node, "axis", 0) % rank == CHANNELS
-
-
-def _weight_and_bias(conv: ir.Node) -> tuple[Array, Array] | None:
-    """The weight [M, C, ...] and bias [M] of a convolution, zeros if it has none; None if one is computed."""
-    weight, given = constant(conv.inputs[1]), input_at(conv, 2)
-    if weight is None:
-        return None
-    bias = np.zeros(len(weight), weight.dtype) if given is None else constant(given)
-    return None if bias is None else (weight, bias)
 
 
 GROUPED_CONVOLUTION = Rewrite(

@@ -10,12 +10,13 @@ import numpy as np
 
 from repaconv.algebra.convolution_kernels import Kernel, eye
 from repaconv.graph.channel_axes import IMAGE, scale_and_shift
-from repaconv.graph.nodes_and_constants import Array, attribute, constant, input_at, scalar
+from repaconv.graph.nodes_and_constants import Array, attribute, constant, input_at, is_constant, scalar, stored
 from repaconv.graph.symbolic_shapes import sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+LAYERS = ("Conv", "ConvTranspose")
 LEAST_RANK = 3
 """Smallest rank of an image that a convolution reads: [B, C, L]."""
 
@@ -44,6 +45,19 @@ def kernel_of(node: ir.Node) -> Kernel | None:
     size = tuple(attribute(node, "kernel_shape", ()))
     mean = _placed(node, np.full((width, 1, *size), 1 / prod(size)), None, width)
     return replace(mean, learnt=0)
+
+
+def weight_and_bias(node: ir.Node) -> tuple[Array, Array | None] | None:
+    """The weight of a Conv or ConvTranspose, [outputs, inputs of a group, ...] in its own type (of a ConvTranspose
+    without groups), and the bias in float64, if it has one; None for other nodes, and if one of both is computed."""
+    weight, given = input_at(node, 1), input_at(node, 2)
+    if node.op_type not in LAYERS or node.domain or weight is None or not is_constant(weight):
+        return None
+    bias = constant(given)
+    if given is not None and bias is None:
+        return None
+    numbers = stored(weight)
+    return numbers if node.op_type == "Conv" else numbers.swapaxes(0, 1), bias
 
 
 def is_padded(node: ir.Node) -> bool:

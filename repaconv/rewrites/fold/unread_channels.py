@@ -31,13 +31,19 @@ from repaconv.graph.nodes_and_constants import (
     is_read,
     nodes_of,
     shape_of_constant,
-    stored,
 )
 from repaconv.graph.operator_facts import POOLS, REDUCTIONS, SELECTIONS, UNARY
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
 from repaconv.results import Change
-from repaconv.rewrites.fold.kernels_from_onnx import counts_padding, is_padded, resizes_pixels_only, spatial_padding
+from repaconv.rewrites.fold.kernels_from_onnx import (
+    LAYERS,
+    counts_padding,
+    is_padded,
+    resizes_pixels_only,
+    spatial_padding,
+    weight_and_bias,
+)
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -47,7 +53,6 @@ Narrowed = tuple["ir.Value", tuple[str, bool, int, int], bytes, bytes]
 """A constant, what it is of the node that reads it, and the channels that stay."""
 
 CHANNELS = 1
-LAYERS = ("Conv", "ConvTranspose")
 BROADCASTING = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min")
 """Operators of several images, and of constants."""
 ONE_IMAGE = (*POOLS, *REDUCTIONS, *SELECTIONS, "BatchNormalization", "Clip", "Identity", "Pad", "PRelu", "Resize")
@@ -118,7 +123,7 @@ class _Channels:
 
     def _enter_layer(self, node: ir.Node) -> bool:
         """A Conv or ConvTranspose without groups: it reads the channels of weights that are not zero."""
-        found = _weight_and_bias(node) if attribute(node, "group", 1) == 1 else None
+        found = weight_and_bias(node) if attribute(node, "group", 1) == 1 else None
         if found is None:
             return False
         x, out = node.inputs[0], node.outputs[0]
@@ -203,7 +208,7 @@ class _Channels:
             assert both is not None
             return np.where(both[0] == 0, both[1], numbers * both[0] + both[1])
         if kind == "Conv":
-            found = _weight_and_bias(node)
+            found = weight_and_bias(node)
             assert found is not None
             weight = found[0].reshape(len(numbers), -1).astype(np.float64)
             known = zeros if is_padded(node) else numbers
@@ -268,7 +273,7 @@ class _Channels:
     def _dropped_bias(self, node: ir.Node, kept: dict[ir.Value, Mask]) -> Array | None:
         """What the channels that are dropped add to the outputs of a layer that stay; None for other nodes."""
         x, out = node.inputs[0], node.outputs[0]
-        found = _weight_and_bias(node) if attribute(node, "group", 1) == 1 else None
+        found = weight_and_bias(node) if attribute(node, "group", 1) == 1 else None
         if found is None or x not in kept or kept[x].all():
             return None
         return self._bias_of(node, found[0], ~kept[x])[kept[out]]
@@ -347,18 +352,6 @@ def _components(count: int, pairs: list[tuple[Array, Array]]) -> Array:
             return least
 
 
-def _weight_and_bias(node: ir.Node) -> tuple[Array, Array | None] | None:
-    """The weight of a layer, outputs first and in its own type, and the bias; None for other nodes."""
-    weight, given = input_at(node, 1), input_at(node, 2)
-    if node.op_type not in LAYERS or node.domain or weight is None or not is_constant(weight):
-        return None
-    bias = constant(given)
-    if given is not None and bias is None:
-        return None
-    numbers = stored(weight)
-    return numbers if node.op_type == "Conv" else numbers.swapaxes(0, 1), bias
-
-
 def _is_depthwise(node: ir.Node) -> bool:
     shape = shape_of_constant(node.inputs[1]) if node.op_type == "Conv" else None
     return shape is not None and shape[1] == 1 and shape[0] == attribute(node, "group", 1) > 1
@@ -395,7 +388,7 @@ def _acts_on_channels(node: ir.Node, rank: int) -> bool:
     """Whether a node of one image acts channel by channel."""
     kind = node.op_type
     if kind == "Conv":
-        return _is_depthwise(node) and _weight_and_bias(node) is not None
+        return _is_depthwise(node) and weight_and_bias(node) is not None
     if kind in SELECTIONS:
         found = selection_of(node.outputs[0])
         return found is not None and found.keeps and found.axis != CHANNELS and kind != "Split"

@@ -11,7 +11,7 @@ from repaconv.core import run_folder
 from repaconv.core.errors import Refused
 from repaconv.core.export_variants import Variant
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
-from repaconv.core.files import payload_of, read_artefact, require_file, sha256_of, stage_of
+from repaconv.core.files import CHECKPOINT_SUFFIXES, payload_of, read_artefact, require_file, sha256_of, stage_of
 from repaconv.core.progress import Progress
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.graph.onnx_files import metadata_of, read_graph
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Network
     from repaconv.engines.targets import Target
-
-
-CHECKPOINTS = (".pth", ".pt", ".safetensors")
-"""Suffixes of files that no runtime opens, so that they are no engines either."""
 
 
 class BenchmarkSubject(NamedTuple):
@@ -245,7 +241,7 @@ def _named_reference(path: Path, first: Path | None) -> BenchmarkSubject:
 
 def _existing(path: Path) -> Path:
     require_file(path, hint="Give an .onnx file or a run folder.", code="bench.no-model")
-    if path.suffix in CHECKPOINTS:
+    if path.suffix in CHECKPOINT_SUFFIXES:
         raise Refused(
             f"{path} is a checkpoint, and bench measures ONNX models and engines.",
             hint=f"Fold and export it, and give its run: repaconv fold {path}; repaconv export",

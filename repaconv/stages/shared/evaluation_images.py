@@ -40,6 +40,7 @@ def image_set(
         count=count,
         calibration=tuple(split.calibration),
         classes=str(Path(classes).resolve()) if classes else "",
+        classes_sha256=sha256_of(Path(classes)) if classes else "",
     )
 
 
@@ -61,6 +62,8 @@ def evaluation_images(source_model: SourceModel, exported: ExportArtefact, *, mo
         return f"the images of its export, {path}, were changed since; {EXPORT_AGAIN}"
     if known.classes and not Path(known.classes).exists():
         return f"the class names of its export, {known.classes}, are not there any more; {EXPORT_AGAIN}"
+    if known.classes_sha256 and sha256_of(Path(known.classes)) != known.classes_sha256:
+        return f"the class names of its export, {known.classes}, were changed since; {EXPORT_AGAIN}"
     folder = path.is_dir()
     size = exported.image_size if isinstance(exported.image_size, tuple) else None
     given = choose_inputs(

@@ -193,6 +193,19 @@ def test_a_newcomer_who_types_what_another_tool_would_take_is_told_what_to_type_
         assert f"fold it first: repaconv fold {model}" in repaconv(command, model)[2], command
 
 
+def test_the_demo_refuses_a_folder_that_it_cannot_write_before_any_work(repaconv):
+    Path("own").mkdir()
+    Path("own/index.html").write_text("mine")
+    for words, ends_with, told in (
+        (("-o", "own"), 2, "own/index.html already exists"),
+        (("-o", "/proc/x"), 3, "cannot write /proc/x/index.html"),
+        (("-o", "/proc/x", "--arch", "s12"), 3, "cannot write /proc/x/riformer_s12.pth"),
+    ):
+        code, out, err = repaconv("demo", *words)
+        assert (code, out, told in err, " s  " in err) == (ends_with, "", True, False), err
+    assert [path.name for path in Path("own").iterdir()] == ["index.html"]
+
+
 @pytest.mark.slow
 def test_the_demo_walks_the_whole_way(repaconv):
     code, out, _ = repaconv("demo", "--arch", "s12", "--rounds", "2")

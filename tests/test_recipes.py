@@ -207,6 +207,37 @@ def test_a_new_recipe_says_what_it_is_of_and_is_valid(tiny, tmp_path, repaconv):
     assert repaconv("new-recipe", "none.pth")[0] == 4
 
 
+def test_a_new_recipe_is_for_a_target_and_bundles_what_a_board_builds(tiny, repaconv):
+    assert new_recipe(tiny, out="here.toml").recipe == "here.toml"
+    assert "# [bundle]" in Path("here.toml").read_text()
+    assert repaconv("new-recipe", tiny, "--target", "orin-nano")[0] == 0
+    found, lines = read_recipe(Path("tiny.toml"))
+    assert not missing(found, Path("tiny.toml"), lines)
+    assert (found.export.target, found.bundle.precision) == ("orin-nano", "fp32")
+    assert repaconv("new-recipe", tiny, "--target", "orin", "-o", "none.toml")[0] == 2
+    assert not Path("none.toml").exists()
+
+
+def test_what_a_new_recipe_still_lacks_comes_before_running_it(repaconv):
+    torch.save({"some.weight": torch.ones(3, 3)}, "own.pth")
+    code, out, err = repaconv("new-recipe", "own.pth")
+    assert (code, "Say with arch what builds it" in " ".join(out.split())) == (0, True)
+    assert "next edit own.toml, then repaconv run own.toml" in err
+    code, out, _ = repaconv("run", "own.toml")
+    said = " ".join(out.split())
+    assert (code, "Say what builds it: the recipe's arch = timm:NAME, torchvision:NAME or" in said) == (4, True), out
+    assert "repaconv fold" not in said
+
+
+def test_an_unknown_preset_is_refused_before_the_fold(tiny, repaconv):
+    Path("odd.toml").write_text(f'checkpoint = "{tiny}"\npreset = "oficial"\n')
+    code, out, _ = repaconv("run", "odd.toml")
+    said = " ".join(out.split())
+    assert (code, "odd.toml:2:1: preset: oficial is neither a rewrite preset nor a file" in said) == (2, True), out
+    assert "Did you mean official?" in said
+    assert not Path("repaconv-out").exists()
+
+
 def test_a_new_recipe_is_of_a_folder_with_a_network(repaconv):
     folder = Path("net")
     folder.mkdir()

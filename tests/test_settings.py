@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_graphs
 import torch
 from conftest import TINY
+from onnx import TensorProto
 
 import repaconv as rc
 from repaconv.backbones.vit_checkpoint_reader import read_heads
@@ -155,3 +157,24 @@ def test_claims_are_read_where_trainers_write_them():
         (pytest.approx(0.705), "meta.hook_msgs.best_score"),
         (0.5, "results.accuracy/top1"),
     ]
+
+
+def test_a_mean_and_a_std_are_one_number_or_one_for_each_channel_of_the_images(repaconv):
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten()).eval()
+    torch.save(module.state_dict(), "net.pth")
+    Path("net.py").write_text(
+        "from torch import nn\n\n\ndef build():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())\n"
+    )
+    graph = small_graphs.saved(
+        "net.onnx",
+        [("Conv", "x w", "y", {})],
+        {"w": (4, 3, 3, 3)},
+        {"x": (TensorProto.FLOAT, ["n", 3, 8, 8])},
+        {"y": (TensorProto.FLOAT, ["n", 4, 6, 6])},
+    )
+    for given in ((save("riformer"),), (graph,), ("net.pth", "--arch", "./net.py:build")):
+        words = ("--set", "mean=1,2", "--set", "std=1,2", "--set", "image_size=8")
+        code, _, err = repaconv("fold", *given, *(words if given[0] != "c.pth" else words[:4]), "-o", "run")
+        assert (code, "mean has 2 numbers, and the images of this network have 3 channels" in err) == (2, True), err
+        assert not RUN.exists()

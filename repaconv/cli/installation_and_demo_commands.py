@@ -209,12 +209,15 @@ def run_trained_networks(out: Path, rounds: int | None, *, quiet: bool) -> int:
     """
     import repaconv
     from repaconv import models
+    from repaconv.core.file_replacement import require_replaceable_page
 
+    page = out / "index.html"
+    require_replaceable_page(page)
     with text_and_json_output.progress(quiet=quiet) as progress:
         for method in models.METHODS:
             _run_all_stages(models.checkpoint(method), out / method, rounds, prefixed(method, progress))
         runs = [out / method for method in models.METHODS]
-        done = repaconv.compare_runs(runs, out=out / "index.html", progress=progress)
+        done = repaconv.compare_runs(runs, out=page, progress=progress)
     text_and_json_output.print_files((), done.output_files, quiet=quiet)
     text_and_json_output.print_result(done)
     return 1 if done.verdict == "failed" else 0
@@ -240,10 +243,12 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
         The exit code: 1 if any verdict is failed.
     """
     import repaconv
+    from repaconv.core.files import require_writable
     from repaconv.results.link_reasons import limit_in_words
     from repaconv.testing import write_example
 
     checkpoint = out / f"riformer_{arch}.pth"
+    require_writable(checkpoint)
     with text_and_json_output.progress(quiet=quiet) as progress:
         progress("make a checkpoint", 0, 0)
         if not checkpoint.exists():

@@ -59,13 +59,20 @@ def run(
 def new_recipe(
     checkpoint: FoldArgument,
     out: Annotated[Path | None, out_option("Recipe file to write.", "<stem>.toml")] = None,
+    target: Annotated[
+        str,
+        typer.Option(
+            help="The device: a name listed by `repaconv targets`, or the path of a target's TOML file. For a board "
+            "that builds its own engine, the recipe makes a bundle."
+        ),
+    ] = "x86-64",
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
     """Write a commented recipe for a checkpoint: its method, the settings that its file lacks, and all options."""
     from repaconv.stages.recipe.new_recipe import new_recipe as stage
 
-    run_and_exit("new-recipe", format, quiet, partial(stage, checkpoint, out=out))
+    run_and_exit("new-recipe", format, quiet, partial(stage, checkpoint, out=out, target=target))
 
 
 @app.command(

@@ -37,6 +37,7 @@ NEXT = {
     "build": "repaconv bench {wrote}",
     "bench": "repaconv report{run}",
     "new-recipe": "repaconv run {recipe}",
+    "open-recipe": "edit {recipe}, then repaconv run {recipe}",
 }
 """The command that usually follows each stage. ``{run}`` is empty if the next command uses that run by default."""
 
@@ -186,14 +187,15 @@ def _by_line() -> Any:
 
 def print_next_step(command: str, done: Record) -> None:
     """Print the command that usually follows to stderr."""
+    problems: tuple[str, ...] = getattr(done, "problems", ())
     command = "form" if getattr(done, "kind", "") == "training-form" else command
+    command = "open-recipe" if command == "new-recipe" and problems else command
     if command not in NEXT:
         return
     origin = str(getattr(getattr(done, "origin", None), "path", ""))
     if "{took}" in NEXT[command] and not origin:
         return
     lacks: dict[str, str] = getattr(done, "missing_settings", {})
-    problems: tuple[str, ...] = getattr(done, "problems", ())
     if command == "inspect" and problems and not lacks:
         return  # the problems tell the user what to do
     if command == "build" and _is_for_other_machine(done):
@@ -238,13 +240,11 @@ def _is_for_other_machine(done: Record) -> bool:
 
 
 def _arch_option(done: Record) -> tuple[str, ...]:
-    """Return the --arch option to suggest for a checkpoint that no method recognizes and that does not match exactly
-    one published network, or that does not contain its architecture."""
-    contained = any(fact.name == "architecture" for fact in getattr(done, "facts", ()))
-    if getattr(done, "method", "") is not None or contained:
+    """Return the --arch option to suggest for a checkpoint of which `inspect` does not know what builds it."""
+    if not getattr(done, "needs_arch", False):
         return ()
-    exact = sum(one.exact for one in getattr(done, "networks", ()))
-    return () if exact == 1 else ("--arch NAME" if exact else "--arch ./net.py:build",)
+    exact = any(one.exact for one in getattr(done, "networks", ()))
+    return ("--arch NAME" if exact else "--arch ./net.py:build",)
 
 
 def print_files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:

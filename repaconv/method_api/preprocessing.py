@@ -304,6 +304,23 @@ def _require_as_many(fields: Mapping[str, Any], given: Mapping[str, Any]) -> Non
         )
 
 
+def require_channels(settings: Mapping[str, str], wanted: Preprocessing | None, channels: int) -> None:
+    """Refuse a mean or std from the user that has neither one number nor one for each channel of the network's images.
+
+    Raises:
+        UsageProblem: If there is one.
+    """
+    for name in ("mean", "std"):
+        count = len(getattr(wanted, name)) if wanted and name in settings else 1
+        if count not in (1, channels):
+            raise UsageProblem(
+                f"--set {name} has {count} numbers, and the images of this network have {channels} "
+                f"channel{'s' if channels > 1 else ''}.",
+                hint=f"Give --set {name}=... one number for all channels, or one for each.",
+                code="preprocessing.channels",
+            )
+
+
 def _yes_or_no(text: str) -> bool:
     return one_of("yes", "no")(text) == "yes"
 

@@ -79,6 +79,12 @@ class Inspection(Result):
     blocks: tuple[BlockCost, ...] = ()
     networks: tuple[Known, ...] = ()
 
+    @property
+    def needs_arch(self) -> bool:
+        """Whether ``--arch`` must say what builds the network: no method does, nor the file, nor one published name."""
+        contained = any(fact.name == "architecture" for fact in self.facts)
+        return self.method is None and not contained and sum(each.exact for each in self.networks) != 1
+
 
 class FileInspection(Result):
     """The result of ``inspect`` for an ONNX model or an engine, whose file is read and not loaded.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv.core import plugins, run_folder
-from repaconv.core.errors import Refused, RepaconvError, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.progress import Progress, silent
 from repaconv.results import Check, RecipeRun
 from repaconv.stages.deploy.options import DeployOptions
@@ -15,11 +15,10 @@ from repaconv.stages.recipe.options import GateOptions
 from repaconv.stages.recipe.plan import LocatedRecipe
 from repaconv.stages.recipe.recipe_file import Recipe, RecipeProblem
 from repaconv.stages.recipe.run import RecipeExecution
-from repaconv.stages.shared.engine_files import version_for
 from repaconv.stages.shared.fetched_files import local_path
 from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.target_lookup import load_target
-from repaconv.stages.shared.unavailable_targets import why_not_here
+from repaconv.stages.shared.unavailable_targets import builds_on_target, why_not_here
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Engine
@@ -70,7 +69,7 @@ def _recipe(options: DeployOptions, device: Target, source: Path, folder: Path) 
     """A recipe of the stages that run here, and of a bundle if only the target can build its engine."""
     typed = device.typed_by == "runtime" and options.precision == "bf16"  # the runtime converts an FP32 graph
     precisions = ("fp32",) if options.precision == "fp32" or typed else ("fp32", options.precision)
-    runs_here, there = not why_not_here(device), _builds_on_target(device)
+    runs_here, there = not why_not_here(device), builds_on_target(device)
     engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
     built = not there and "networks" not in engine.can
     common = {"target": options.target, "precision": options.precision}
@@ -90,15 +89,6 @@ def _recipe(options: DeployOptions, device: Target, source: Path, folder: Path) 
             "bench": {**common, "rounds": options.rounds} if runs_here and not there else None,
         }
     )
-
-
-def _builds_on_target(device: Target) -> bool:
-    """Whether the engine is built on the target, from a bundle."""
-    try:
-        version_for(device, plugins.load(plugins.ENGINES, device.runtime))
-    except RepaconvError:
-        return device.runtime == "tensorrt"
-    return False
 
 
 def _no_latency_check(device: Target) -> Check:

@@ -18,7 +18,7 @@ from repaconv.core.progress import Progress, silent
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.graph.graph_without_weights import write_model
 from repaconv.graph.onnx_files import opset_of
-from repaconv.method_api.preprocessing import Images, Sized, images_by
+from repaconv.method_api.preprocessing import Images, Sized, images_by, require_channels
 from repaconv.method_api.settings import SettingsReader
 from repaconv.onnx_export.float64_exporter import network_to_onnx
 from repaconv.results import ClassScores, Exporting, Fact, Known, Link, NetworkFold
@@ -397,6 +397,7 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
         weights, found.origin.sha256, out, force=options.force, payload=payload, files=[out / data]
     )
     network, gives, norms = _first_run(network, images.size)
+    require_channels(options.settings or {}, images.preprocessing, network.channels)
     head = class_count(network, gives)
     network = network._replace(classes=head if classes is None else classes)
     outputs = output_names(network, gives)

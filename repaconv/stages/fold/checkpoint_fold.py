@@ -13,6 +13,7 @@ from repaconv.core.errors import GateFailed, Refused, UsageProblem
 from repaconv.core.files import lock_folder, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.core.thread_pool import thread_pool
+from repaconv.method_api.preprocessing import require_channels
 from repaconv.method_api.settings import contradictions
 from repaconv.results import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
 from repaconv.results.link_reasons import limit_in_words
@@ -180,6 +181,7 @@ def _plan(options: FoldOptions, found: Checkpoint, overrule: bool) -> _Plan:
     identified = _identified_settings(method, found, given, Path(options.identify)) if options.identify else {}
     settings = {**given, **identified}
     trained = understood(method, found, settings)
+    require_channels(settings, trained.preprocessing, trained.config.in_channels)
     overruled = _accepted_contradictions(trained.facts, allowed=overrule)
     backbone = plugins.load(plugins.BACKBONES, trained.backbone)
     size = backbone.image_size(trained.config, trained.preprocessing.image_size)

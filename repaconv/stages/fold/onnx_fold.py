@@ -16,7 +16,7 @@ from repaconv.core.files import lock_folder, payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.graph_without_weights import write_model
 from repaconv.graph.onnx_files import opset_of
-from repaconv.method_api.preprocessing import FoundPreprocessing, Images, Sized, images_by
+from repaconv.method_api.preprocessing import FoundPreprocessing, Images, Sized, images_by, require_channels
 from repaconv.method_api.settings import SettingsReader
 from repaconv.onnx_export.torch_exporter import operators_of
 from repaconv.results import GraphFold, ImageSize, Link, Origin
@@ -121,7 +121,10 @@ def _plan(options: FoldOptions, source: Path) -> _Plan:
     copied = out if out is not None and out.suffix == ".onnx" else None
     sha256, payload = sha256_of(source), f"{run_folder.utf8_stem(source)}{run_folder.FOLDED}"
     require_unchanged(source, stamp)
-    _images_and_classes(options.settings or {}, _declared_size(model))
+    images, _ = _images_and_classes(options.settings or {}, _declared_size(model))
+    shape = inputs_of(model)[0].shape
+    if len(shape) == 4 and isinstance(shape[1], int):
+        require_channels(options.settings or {}, images.preprocessing, shape[1])
     run = run_folder.prepare_run(
         source,
         sha256,

@@ -16,6 +16,7 @@ from repaconv.onnx_export.onnx_simplifiers import TOOLS
 from repaconv.stages.recipe.recipe_file import Precision, Recipe, RecipeError, own_file
 from repaconv.stages.shared.common_options import is_tune_result
 from repaconv.stages.shared.fetched_files import address_of
+from repaconv.stages.shared.preset_choice import require_known_preset
 from repaconv.stages.shared.target_lookup import load_target
 from repaconv.verification.tolerances import LINKS, tolerance
 
@@ -31,7 +32,7 @@ READ_FILES = {
 
 def missing(recipe: Recipe, path: Path, lines: Positions) -> list[RecipeError]:
     """Everything that the recipe names and that does not exist, each with its place."""
-    found = [*_targets(recipe, path), *_files(recipe, path), *_names(recipe), *_links(recipe)]
+    found = [*_targets(recipe, path), *_files(recipe, path), *_names(recipe), *_preset(recipe, path), *_links(recipe)]
     return [RecipeError(position_of(lines, each.keys, str(path)), *each[1:]) for each in found]
 
 
@@ -111,6 +112,14 @@ def _names(recipe: Recipe) -> Iterator[_Missing]:
             yield _Missing(keys, text, f"{did_you_mean(name, known)}Known: {', '.join(known)}.", "recipe.unknown")
 
 
+def _preset(recipe: Recipe, path: Path) -> Iterator[_Missing]:
+    """A preset that is neither known by its name nor a file."""
+    try:
+        require_known_preset(recipe.preset, path.parent)
+    except UsageProblem as problem:
+        yield _Missing(("preset",), f"preset: {problem.message}", problem.hint, problem.code)
+
+
 def _links(recipe: Recipe) -> Iterator[_Missing]:
     """Tolerances that no link can have, and required links of an export that no step of the recipe makes."""
     verify = recipe.verify
@@ -147,4 +156,5 @@ def key_of(problem: RepaconvError, lines: Positions) -> tuple[str, ...]:
 
 def in_recipe(hint: str) -> str:
     """A hint for the command line, reworded for a recipe."""
+    hint = re.sub(r"repaconv fold (?:'[^']*'|\S+) (--(?:arch|weights|method)) ", r"\1 = ", hint)
     return re.sub(r"--(arch|weights|method|force)\b", r"the recipe's \1", hint).replace("--set", "[set]")

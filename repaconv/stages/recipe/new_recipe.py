@@ -18,6 +18,8 @@ from repaconv.sources.named_architectures import of_folder
 from repaconv.stages.inspect.stage import inspect
 from repaconv.stages.shared.fetched_files import address_of, local_path
 from repaconv.stages.shared.option_dataclasses import with_checked_paths
+from repaconv.stages.shared.target_lookup import load_target
+from repaconv.stages.shared.unavailable_targets import builds_on_target
 
 DEFAULT_SOURCE = "default of the official code"
 """Start of the source of a fact that neither the tensors nor the file contain."""
@@ -32,31 +34,42 @@ require = ["onnx"]             # links that must have been run: "onnx" is of the
 # rtol = {{ onnx = 1e-5 }}       # a tolerance other than the policy's
 
 [export]
-target = "x86-64"              # `repaconv targets` lists them; or the path of a .toml
+{target} # `repaconv targets` lists them; or the path of a .toml
 precisions = ["fp32"]          # "fp16", "bf16" and "int8" are lossy; their ranges are of the images above
 
 # [build]                      # an engine, where the target's runtime is here
 # precision = "fp32"
 
-# [bench]                      # latency of the deploy and the training form
+{bundle} # what a board needs that builds its own engine, e.g. a Jetson
+{off}precision = "fp32"
+
+# [bench]                      # latency of the deploy and the training form, where the target is this machine
 # baseline = "baselines.json"  # written by repaconv gate {name} --update-baseline, and committed
 # max_regression = 0.05
 """
 
 
 @with_checked_paths
-def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progress: Progress = silent) -> NewRecipe:
+def new_recipe(
+    checkpoint: str | Path,
+    *,
+    out: str | Path | None = None,
+    target: str = "x86-64",
+    progress: Progress = silent,
+) -> NewRecipe:
     """Write a recipe for a checkpoint: what was found in it, settings that are missing from it, and all sections.
 
     Args:
         checkpoint: A checkpoint, an ONNX file, a Hugging Face folder, or an address that was fetched. Nothing in it is
             run.
         out: The file; ``<stem>.toml`` in the current folder when None.
+        target: The target device, by name or as the path of a .toml. For a board that builds its own engine the recipe
+            packs a bundle.
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
         Refused: If there is no such file, it is damaged, or it has no weights.
-        UsageProblem: If the recipe exists already.
+        UsageProblem: If the recipe exists already, or there is no such target.
     """
     source, address = local_path(checkpoint), address_of(checkpoint)
     path = Path(out) if out else Path(f"{run_folder.utf8_stem(source)}.toml")
@@ -64,6 +77,7 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
         raise UsageProblem(
             f"{path} already exists.", hint="Give another path with -o, or move the file away.", code="recipe.exists"
         )
+    device = load_target(target)
     if not source.exists():
         raise Refused(f"there is no file or folder {source}.", hint="Check its path.", code="checkpoint.missing")
     place = address or Path(os.path.relpath(source.resolve(), path.parent.resolve())).as_posix()
@@ -77,10 +91,30 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
     seen = None if is_graph(source) or source.is_dir() else inspect(source)
     arch = _arch_of_folder(source) if source.is_dir() else None
     lines = [*_head(source, seen, place, arch), *(_settings(seen) if seen else ()), *_reference(seen)]
-    write_text(path, "\n".join(lines) + "\n" + REST.format(name=_comment(shlex.quote(path.name))))
-    return NewRecipe(
-        recipe=str(path), method=(seen.method or "") if seen else "", problems=seen.problems if seen else ()
+    write_text(path, "\n".join(lines) + "\n" + _rest(path, target, bundled=builds_on_target(device)))
+    problems = (*(seen.problems if seen else ()), *_architecture_problem(seen, arch))
+    return NewRecipe(recipe=str(path), method=(seen.method or "") if seen else "", problems=problems)
+
+
+def _rest(path: Path, target: str, *, bundled: bool) -> str:
+    """The sections after the settings, for a target; with a bundle if its engine is built there."""
+    place = os.path.relpath(target, path.parent) if target.endswith(".toml") else target
+    off = "" if bundled else "# "
+    return REST.format(
+        name=_comment(shlex.quote(path.name)),
+        target=f"target = {_value(Path(place).as_posix())}".ljust(30),
+        bundle=f"{off}[bundle]".ljust(30),
+        off=off,
     )
+
+
+def _architecture_problem(seen: Inspection | None, arch: str | None) -> Iterator[str]:
+    """Why the recipe does not say yet what builds the network."""
+    exact = [each.name for each in seen.networks if each.exact] if seen else []
+    if seen and seen.needs_arch and exact:
+        yield f"{', '.join(exact)} have these tensors and compute different functions. Name one with arch."
+    elif (seen and seen.needs_arch) or arch == "":
+        yield "No method recognizes it, and nothing names its network. Say with arch what builds it."
 
 
 def _arch_of_folder(folder: Path) -> str:
@@ -111,8 +145,8 @@ def _head(source: Path, seen: Inspection | None, place: str, arch: str | None) -
     if seen and seen.method:
         yield f"method = {_value(seen.method)}"
     elif seen:
-        exact = [each.name for each in seen.networks if each.exact]
-        yield f"{'' if len(exact) == 1 else '# '}arch = {_value(exact[0] if exact else 'net.py:build')}"
+        exact = [each.name for each in seen.networks if each.exact] or ["net.py:build"] * seen.needs_arch
+        yield from (f"{'# ' if seen.needs_arch else ''}arch = {_value(name)}" for name in exact)
     elif arch == "":
         yield f"# arch = {_value('net.py:build')}"
 
@@ -125,6 +159,8 @@ def _description(source: Path, seen: Inspection | None, arch: str | None) -> str
     if seen.method:
         return f"{source.name}: {seen.method}, by {seen.reason}."
     near = [each.name for each in seen.networks]
+    if not seen.needs_arch and not near:
+        return f"{source.name}: {seen.facts[0].value}, which names its architecture."
     named = f"its tensors are those of {', '.join(near)}" if near else "say with arch what builds it"
     return f"{source.name}: of no method that is known; {named}."
 

@@ -95,13 +95,13 @@ def tuned_result(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact 
     return tuned
 
 
-def require_known_preset(form: str | Path) -> None:
-    """Refuse what is neither one of `NAMED` nor a file.
+def require_known_preset(form: str | Path, folder: Path = Path()) -> None:
+    """Refuse what is neither one of `NAMED` nor a file, by its path relative to a folder.
 
     Raises:
         UsageProblem: If it is neither.
     """
-    if str(form) not in NAMED and not Path(form).is_file():
+    if str(form) not in NAMED and not (folder / form).is_file():
         raise UsageProblem(
             f"{form} is neither a rewrite preset nor a file.",
             hint=f"{did_you_mean(str(form), NAMED)}Known presets: {', '.join(NAMED)}; or give a result file of "

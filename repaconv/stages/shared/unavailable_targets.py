@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv.core import plugins, run_folder
-from repaconv.core.errors import EnvironmentProblem
+from repaconv.core.errors import EnvironmentProblem, RepaconvError
 from repaconv.core.export_variants import Variant
 from repaconv.engines.nvidia_gpu import require_gpu
 from repaconv.stages.bench.options import BenchOptions, EstimateOptions
-from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
+from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks, version_for
 from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.target_lookup import load_target
 
@@ -35,6 +35,15 @@ def why_not_here(device: Target) -> str:
         away = device.compute_capability or problem.code == "gpu.missing"
         return problem.message.rstrip(".") if away else ""
     return ""
+
+
+def builds_on_target(device: Target) -> bool:
+    """Whether the engine is built on the target, from a bundle."""
+    try:
+        version_for(device, plugins.load(plugins.ENGINES, device.runtime))
+    except RepaconvError:
+        return device.runtime == "tensorrt"
+    return False
 
 
 def target_of(done: ExportArtefact | BuildArtefact) -> tuple[str, Target]:

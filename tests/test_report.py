@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_graphs
 import torch
 import yaml
 from conftest import save_tiny
 from debian import install
+from onnx import TensorProto
 
 import repaconv as rc
 from repaconv.cli.installation_and_demo_commands import run_demo, run_trained_networks
@@ -25,6 +27,7 @@ from repaconv.cli.main import main
 from repaconv.core.errors import UsageProblem
 from repaconv.models import METHODS
 from repaconv.results import Accuracy, BenchArtefact, ReportRow
+from repaconv.stages.bench.latency_baselines import key_of
 from repaconv.stages.report import page_rendering as page
 from repaconv.stages.report.tradeoff_plots import pareto_svg
 
@@ -119,6 +122,20 @@ def test_figures_are_the_artefacts_and_nothing_runs_or_is_fetched(whole, repacon
     assert json.loads((RUN / "report.json").read_text())["links"] == plain["links"]
     assert repaconv("report", "--format", "markdown", "-o", "page.md", "--no-paper")[0] == 0
     assert f"{told['latencies'][0]['p50_ms']:.3f}" in Path("page.md").read_text()
+
+
+def test_an_onnx_model_is_compared_with_its_original_and_lacks_no_output_of_other_code(repaconv):
+    ends = {"x": (TensorProto.FLOAT, ["n", 3, 8, 8])}, {"y": (TensorProto.FLOAT, ["n", 4, 6, 6])}
+    small_graphs.saved("net.onnx", [("Conv", "x w", "y", {})], {"w": (4, 3, 3, 3)}, *ends)
+    rc.fold("net.onnx")
+    rc.export()
+    verified = rc.verify()
+    assert list(verified.for_scale) == ["original in float32 against float64"]
+    measured = rc.bench(rounds=2)
+    assert [row.name for row in measured.latencies] == ["folded", "original"]
+    assert "folded (fp32)" in measured.compared
+    assert "beside training form" in key_of("net", measured)  # so that earlier baselines are still found
+    assert not [line for line in rc.report().open if "recorded output" in line]
 
 
 def test_a_bare_run_says_what_is_missing(tiny):

@@ -137,7 +137,8 @@ class Latency(Record):
     """The latency of one model, in milliseconds per inference, over all measured rounds.
 
     Attributes:
-        name: What the model is called in this result: ``deploy form``, ``training form`` or the name of its file.
+        name: What the model is called in this result: ``deploy form`` and ``training form``, of an ONNX model
+            ``folded`` and ``original``, or the name of its file.
         model: The name of the model's file.
         sha256: The SHA-256 of that file.
         engine: The runtime that ran it, with its version.

@@ -22,7 +22,7 @@ from repaconv.sources.fold_size_reverts import Reverts, fold_no_larger
 from repaconv.sources.graph_fold import folded
 from repaconv.sources.method_detection import source_of
 from repaconv.sources.onnx_graph_runner import GraphForm
-from repaconv.sources.source_model import DEPLOY, GraphSpec
+from repaconv.sources.source_model import DEPLOY, GraphSpec, form_names
 from repaconv.sources.verified_onnx_export import EXPORTED, ExpectedOutputs, Graph, Outputs, Proving, finished
 from repaconv.verification.folded_graph_verification import GIVEN, verification_links
 from repaconv.verification.graph_with_cached_outputs import Evaluated
@@ -303,12 +303,13 @@ class OnnxSource:
                 hint="Remove --batch: the model file has a fixed batch size.",
                 code="export.batch",
             )
-        ways = Proving(form, spec, has.tolerances, scratch, progress, self.decides, reasons=has.tolerance_reasons)
+        name = form_names(has)[form != DEPLOY]
+        ways = Proving(name, spec, has.tolerances, scratch, progress, self.decides, reasons=has.tolerance_reasons)
         base = self.stored if form == DEPLOY else self._form(self.given)
-        progress(f"{form}: ONNX Runtime", 0, 0)
+        progress(f"{name}: ONNX Runtime", 0, 0)
         exact = self._form(base.model, double=True) if self.folded.float64 else None
         expected = ExpectedOutputs.of(base, self._comparison_inputs(spec), ways, whole=self.folded.whole, exact=exact)
-        called = f"{form} as {'stored' if form == DEPLOY else 'given'}"
+        called = f"{name} as {'stored' if form == DEPLOY else 'given'}"
 
         def exported(plain: onnx.ModelProto, folds: str = "") -> tuple[onnx.ModelProto, Link, Outputs]:
             model, note = fitted(plain, self.folded, spec)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from repaconv.verification.model_runners import IntermediateValues
 
 DEPLOY, TRAINING = "deploy form", "training form"
+FOLDED, ORIGINAL = "folded", "original"
+"""What both forms are called if the source is an ONNX graph, which may have been trained in any form."""
 
 
 @dataclass(frozen=True)
@@ -177,3 +179,8 @@ class SourceModel(Protocol):
 
     def users_names(self, module: str) -> str:
         """Translate module names of the folded network (comma-separated) to the names in the user's file."""
+
+
+def form_names(folded: FoldArtefact) -> tuple[str, str]:
+    """What the folded network and the original are called in results of a run."""
+    return (FOLDED, ORIGINAL) if folded.origin_kind == "graph" else (DEPLOY, TRAINING)

@@ -16,7 +16,7 @@ from repaconv.core.progress import Progress
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.graph.onnx_files import metadata_of, read_graph
 from repaconv.results import ExportArtefact, FoldArtefact, ImageSize, TrainingArtefact, parse_image_size
-from repaconv.sources.source_model import DEPLOY, TRAINING, GraphSpec, SourceModel
+from repaconv.sources.source_model import DEPLOY, FOLDED, ORIGINAL, TRAINING, GraphSpec, SourceModel, form_names
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.sources.verified_onnx_export import write_graph
 from repaconv.stages.shared.engine_files import build_of, takes_networks
@@ -40,11 +40,13 @@ class BenchmarkSubject(NamedTuple):
         name: A name that is unique within the benchmark.
         path: Its file.
         network: Its PyTorch module, if the runtime takes modules.
+        is_original: Whether it is the run's original network, without which the other is measured alone.
     """
 
     name: str
     path: Path
     network: Network | None = None
+    is_original: bool = False
 
 
 class BenchmarkSubjects(NamedTuple):
@@ -127,9 +129,14 @@ def choose_subjects(
     )
     exported = export.artefact
     overridden = run_folder.require_passed_checks(run, folded, (exported, export.path), unverified=unverified)
-    subjects = [BenchmarkSubject(DEPLOY, run_folder.onnx_model_of(run, exported))]
+    after, before = form_names(folded)
+    subjects = [BenchmarkSubject(after, run_folder.onnx_model_of(run, exported))]
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
-    other, note = _references(other, lambda: BenchmarkSubject(TRAINING, training_onnx(source_model, export, progress)))
+    other, note = _references(
+        other,
+        lambda: BenchmarkSubject(before, training_onnx(source_model, export, progress), is_original=True),
+        before,
+    )
     return BenchmarkSubjects([*subjects, *other], overridden, size, note, source_model, export.variant, export)
 
 
@@ -141,14 +148,16 @@ def _torch_subjects(
     overridden = run_folder.require_passed_checks(run, folded, unverified=unverified)
     first = BenchmarkSubject(DEPLOY, run.payload_of_fold(folded), source_model.network(DEPLOY))
     other, note = _references(
-        other, lambda: BenchmarkSubject(TRAINING, source_model.source, source_model.network(TRAINING))
+        other,
+        lambda: BenchmarkSubject(TRAINING, source_model.source, source_model.network(TRAINING), is_original=True),
+        TRAINING,
     )
     variant = Variant(target=device.name)
     return BenchmarkSubjects([first, *other], overridden, folded.image_size, note, source_model, variant)
 
 
 def _references(
-    other: list[BenchmarkSubject], training: Callable[[], BenchmarkSubject]
+    other: list[BenchmarkSubject], training: Callable[[], BenchmarkSubject], name: str
 ) -> tuple[list[BenchmarkSubject], str]:
     """Return the requested reference, else the training-time network; or a note why there is none."""
     if other:
@@ -156,12 +165,12 @@ def _references(
     try:
         return [training()], ""
     except Refused as error:
-        return [], without_training(error.message)
+        return [], without_original(name, error.message)
 
 
-def without_training(why: str) -> str:
-    """The note of a benchmark that measures the inference-time network alone."""
-    return f"measured without the training form: {why}"
+def without_original(name: str, why: str) -> str:
+    """The note of a benchmark that measures the folded network alone."""
+    return f"measured without the {name}: {why}"
 
 
 def training_onnx(source_model: SourceModel, export: Export, progress: Progress) -> Path:
@@ -234,7 +243,7 @@ def _overridden_checks(path: Path, *, unverified: bool) -> tuple[str, ...]:
 
 def _named_reference(path: Path, first: Path | None) -> BenchmarkSubject:
     """The reference, under a name that the first model does not have: results are kept by name."""
-    taken = {DEPLOY, TRAINING, first.name if first else ""}
+    taken = {DEPLOY, TRAINING, FOLDED, ORIGINAL, first.name if first else ""}
     names = (path.name, str(path), f"{path} (reference)")
     return BenchmarkSubject(next(name for name in names if name not in taken), path)
 

@@ -12,7 +12,7 @@ from repaconv.benchmark.machine_fingerprint import machine_key
 from repaconv.core.errors import Refused
 from repaconv.core.files import read_artefact, require_file, write_artefact, write_error
 from repaconv.results import Baseline, Baselines, BenchArtefact, HistoryEntry, Regression
-from repaconv.sources.source_model import TRAINING
+from repaconv.sources.source_model import ORIGINAL, TRAINING
 
 if TYPE_CHECKING:
     from repaconv.benchmark.latency_statistics import Timed
@@ -157,7 +157,9 @@ def key_of(name: str, done: BenchArtefact) -> str:
     """The key of a measurement in a baseline file, within one machine."""
     size = f", {'x'.join(map(str, done.image_size))} px" if done.image_size else ""
     what = f"{name}, {done.variant or done.target} ({done.runtime.partition(' ')[0]}), {done.precision}"
-    return f"{what}, {done.threads} threads, batch {done.batch}{size}, beside {_reference_name(done) or 'nothing'}"
+    reference = _reference_name(done) or "nothing"
+    beside = TRAINING if reference == ORIGINAL else reference  # as versions before 0.2 wrote it
+    return f"{what}, {done.threads} threads, batch {done.batch}{size}, beside {beside}"
 
 
 def _reference_name(done: BenchArtefact) -> str:
@@ -229,7 +231,7 @@ def _compare(known: Baselines, name: str, done: BenchArtefact, allowed: float) -
 
 def _comparable_baselines(known: Baselines, name: str, done: BenchArtefact) -> dict[str, Baseline]:
     """Comparable baselines by machine; a reference model that was given by file must be the same file."""
-    key, now, named = key_of(name, done), baseline_of(done), _reference_name(done) not in ("", TRAINING)
+    key, now, named = key_of(name, done), baseline_of(done), _reference_name(done) not in ("", TRAINING, ORIGINAL)
     found = {machine: entries[key] for machine, entries in known.machines.items() if key in entries}
     other = {m for m, then in found.items() if now.network and then.network and now.network.is_other(then.network)}
     fits = {m: then for m, then in found.items() if not named or then.reference_sha256 == now.reference_sha256}

@@ -13,9 +13,8 @@ from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, Usa
 from repaconv.core.progress import Progress
 from repaconv.engines.contract import shapes_text
 from repaconv.results import ImageSize, Profile
-from repaconv.sources.source_model import TRAINING
 from repaconv.stages.bench.benchmark_inputs import BenchmarkInputs, choose_benchmark_inputs, memory_per_image
-from repaconv.stages.bench.benchmark_subjects import BenchmarkSubject, BenchmarkSubjects, without_training
+from repaconv.stages.bench.benchmark_subjects import BenchmarkSubject, BenchmarkSubjects, without_original
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.shared.model_opening import OpenedModel, open_model
 from repaconv.verification.model_runners import call_of
@@ -72,14 +71,15 @@ class Plan(NamedTuple):
                 settings=self.settings if first else (),
             )
         except Refused as error:
-            if subject.name == TRAINING:
+            if subject.is_original:
                 raise TrainingRefused(error.message, hint=error.hint, code=error.code) from error
             raise
 
     def without_training(self, why: str) -> Plan:
         """The same plan without the training-time network; ``why`` becomes a note."""
-        kept = [subject for subject in self.subjects if subject.name != TRAINING]
-        return self._replace(known=self.known._replace(subjects=kept, note=without_training(why)))
+        kept = [subject for subject in self.subjects if not subject.is_original]
+        name = next(subject.name for subject in self.subjects if subject.is_original)
+        return self._replace(known=self.known._replace(subjects=kept, note=without_original(name, why)))
 
     def dims(self, batch: int) -> dict[str, int]:
         """Sizes of the dynamic dimensions, by name."""

@@ -13,7 +13,7 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import BuildArtefact, Link, Metrics, VerifyArtefact
-from repaconv.sources.source_model import SourceModel
+from repaconv.sources.source_model import SourceModel, form_names
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.evaluation_images import without_evidence
@@ -163,7 +163,8 @@ def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
                 _add(plan, step, batch, reference, ways[step.name == "fold"])
             if given is plan.given and not done:
                 single = source_model.single().run(feeds)
-                scale = _for_scale(single, reference, whole=batch.whole)
+                original = form_names(source_model.folded)[1]
+                scale = _for_scale(f"{original} in float32", single, reference, whole=batch.whole)
             if plan.parent and given is plan.given:
                 plan.parent.add(batch)
             done += batch.count
@@ -195,12 +196,14 @@ def _add(plan: _Plan, step: PlannedLink, batch: Batch, reference: Mapping[str, A
     )
 
 
-def _for_scale(single: Mapping[str, Any], reference: Mapping[str, Any], *, whole: bool) -> dict[str, Metrics]:
+def _for_scale(
+    name: str, single: Mapping[str, Any], reference: Mapping[str, Any], *, whole: bool
+) -> dict[str, Metrics]:
     """The FP32 rounding error of every numeric output, reported for comparison."""
     from repaconv.results import Tolerance
     from repaconv.verification.comparison import Comparison
 
-    found = Comparison("training form in float32", Tolerance(kind="exact", rtol=0.0))
+    found = Comparison(name, Tolerance(kind="exact", rtol=0.0))
     found.add(single, reference, whole=whole)
     ends = ((link.candidate.partition(", "), link.metrics) for link in found.links("onnx", "float64"))
     return {f"{form} against float64{comma}{output}": seen for (form, comma, output), seen in ends if seen}

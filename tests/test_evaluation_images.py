@@ -59,6 +59,15 @@ def test_what_random_images_say_of_it_is_that_it_fails(lossy):
     assert link(rc.verify()).verdict == "passed"
 
 
+def test_a_measurement_records_that_another_export_failed(lossy):
+    assert rc.verify(inputs=saved_normal()).verdict == "failed"
+    done = rc.bench(rounds=2)
+    assert (done.precision, done.unverified) == ("fp32", ())
+    assert "verify failed for another export, which was not measured: int8 of int8" in done.note
+    rc.verify()
+    assert "verify failed" not in rc.bench(rounds=2).note
+
+
 def test_an_export_remembers_its_images_and_which_of_them_calibrated_it(lossy):
     kept = lossy.images
     assert (kept.path, kept.count, len(kept.calibration)) == (str(Path("faint.npz").resolve()), 24, 12)

@@ -415,6 +415,16 @@ def require_passed_checks(
     return tuple(dict.fromkeys(word for words in noted for word in words))
 
 
+def failed_of_others(run: Run, folded: FoldArtefact, used: ExportArtefact) -> str:
+    """Which links of other exports than the one that is used failed in the verification, in words; empty if none did."""
+    verified = read_artefact(run.verify_json, VerifyArtefact) if run.verify_json.is_file() else None
+    if verified is None or verified.model_sha256 != folded.payload.sha256:
+        return ""
+    failed = [link for link in verified.links if link.verdict == "failed" and _of_another(link, {used.variant})]
+    named = ", ".join(dict.fromkeys(f"{link.name} of {link.variant}" if link.variant else link.name for link in failed))
+    return f"verify failed for another export, which was not measured: {named}" if named else ""
+
+
 def _of_another(link: Link, used: Collection[str]) -> bool:
     """Whether a link is of an export of another variant than those that are used, if any are."""
     return bool(used and link.sha256) and link.name != "engine" and link.variant not in used

@@ -137,6 +137,7 @@ def choose_subjects(
         lambda: BenchmarkSubject(before, training_onnx(source_model, export, progress), is_original=True),
         before,
     )
+    note = "; ".join(filter(None, [note, run_folder.failed_of_others(run, folded, exported)]))
     return BenchmarkSubjects([*subjects, *other], overridden, size, note, source_model, export.variant, export)
 
 

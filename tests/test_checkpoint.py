@@ -248,6 +248,27 @@ def test_a_truncated_legacy_file(tmp_path, tiny_weights):
     refused(tmp_path / "l.pth", "checkpoint.truncated")
 
 
+def test_two_sets_in_one_state_dict_are_told_apart_by_their_prefix(tmp_path, tiny_weights, repaconv):
+    again = {f"module.{name}": weight.double().float() for name, weight in tiny_weights.items()}
+    torch.save({**tiny_weights, **again}, tmp_path / "both.pth")
+    code, _, err = repaconv("fold", "both.pth")
+    said = " ".join(err.split())
+    assert (code, "under module., so that the file holds two sets of weights" in said) == (4, True), err
+    assert "--weights module reads these" in said
+    assert repaconv("fold", "both.pth", "--weights", "module")[0] == 0
+    torch.save({**tiny_weights, "module.extra": torch.ones(1)}, tmp_path / "more.pth")
+    assert "two sets" not in repaconv("fold", "more.pth")[2]
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    weights = module.state_dict()
+    torch.save({**weights, **{f"module.{name}": weight for name, weight in weights.items()}}, tmp_path / "own.pth")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))\n"
+    )
+    code, _, err = repaconv("fold", "own.pth", "--arch", "./net.py:build")
+    assert (code, "in the file twice, with the prefix module and without it" in " ".join(err.split())) == (4, True), err
+    assert repaconv("fold", "own.pth", "--arch", "./net.py:build", "--weights", "module")[0] == 0
+
+
 def test_unsound_weights_are_named(tmp_path, tiny_weights):
     def with_(**changes):
         torch.save({**tiny_weights, **{k.replace("__", "."): v for k, v in changes.items()}}, tmp_path / "c.pth")

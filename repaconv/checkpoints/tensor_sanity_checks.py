@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -81,11 +81,13 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
         Refused: ``checkpoint.missing-keys``, ``.unexpected-keys``, ``.shape`` or ``.dtype``.
     """
     _none_of("checkpoint.missing-keys", "lacks", expected.keys() - tensors.keys(), "The file is only part of a net.")
+    more = [names.get(name, name) for name in tensors.keys() - expected.keys()]
     _none_of(
         "checkpoint.unexpected-keys",
         "has keys that no part of this net takes:",
-        [names.get(name, name) for name in tensors.keys() - expected.keys()],
-        "Folding only a part would be wrong. If they are not its weights, select those by prefix, with --weights.",
+        more,
+        second_set_hint(more, {names.get(name, name) for name in tensors})
+        or "Folding only a part would be wrong. If they are not its weights, select those by prefix, with --weights.",
     )
     for name, wanted in expected.items():
         found = tensors[name]
@@ -100,6 +102,23 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
             require_floats({name: found}, names)
         if wanted.dtype == torch.int64 and found.dtype not in INTEGERS and not name.endswith("num_batches_tracked"):
             raise _dtype(names.get(name, name), found, "not whole numbers")
+
+
+def second_set_hint(more: Collection[str], every: Collection[str]) -> str:
+    """What to do if the names too many are those of other tensors under one prefix, e.g. ``module.``; empty otherwise.
+
+    Args:
+        more: The names that the network does not have.
+        every: All names in the file.
+    """
+    prefix = next(iter(more), "").partition(".")[0]
+    others = {name.removeprefix(f"{prefix}.") for name in more if name.startswith(f"{prefix}.")}
+    if not prefix or len(others) < len(more) or not others <= {*every} - {*more}:
+        return ""
+    return (
+        f"These are the names of the other tensors again, under {prefix}., so that the file holds two sets of weights. "
+        f"--weights {prefix} reads these; to fold the others, save a file without these."
+    )
 
 
 def _dtype(name: str, tensor: Tensor, wanted: str) -> Refused:

@@ -416,7 +416,7 @@ def require_passed_checks(
 
 
 def failed_of_others(run: Run, folded: FoldArtefact, used: ExportArtefact) -> str:
-    """Which links of other exports than the one that is used failed in the verification, in words; empty if none did."""
+    """Which links of other exports than the one that is used failed in `verify`, in words; empty if none did."""
     verified = read_artefact(run.verify_json, VerifyArtefact) if run.verify_json.is_file() else None
     if verified is None or verified.model_sha256 != folded.payload.sha256:
         return ""

@@ -357,7 +357,8 @@ def _own_weights(
         All tensors and no prefix, if their names are the network's or those under no prefix are.
 
     Raises:
-        Refused: The tensors under several prefixes are the network's, as where there is a moving average, too.
+        Refused: The tensors under several prefixes are the network's, as where there is a moving average, too, or those
+            under one prefix and those without one.
     """
     from repaconv.checkpoints.checkpoint_reader import under_prefix
 
@@ -374,6 +375,13 @@ def _own_weights(
         raise Refused(
             f"the weights of {arch.name} are under several prefixes: {', '.join(places)}.",
             hint=f"Select one with --weights, e.g. --weights {places[0]}.",
+            code="arch.ambiguous",
+        )
+    if found and own <= named.keys():
+        prefix = found[0].removesuffix(".")
+        raise Refused(
+            f"the weights of {arch.name} are in the file twice, with the prefix {prefix} and without it.",
+            hint=f"--weights {prefix} reads those with it; to fold the others, save a file without these.",
             code="arch.ambiguous",
         )
     return (parts[found[0]], found[0]) if found else (weights, "")

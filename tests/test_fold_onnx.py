@@ -250,6 +250,39 @@ def test_a_concatenation_stays_whole_where_another_layer_reads_a_part_of_it(read
     assert sorted(kinds) == sorted(row[0] for row in rows)
 
 
+def test_a_concatenation_stays_whole_where_one_part_of_it_is_a_slice():
+    """As in CSPNet: half of a value goes through a convolution, and the other half is concatenated to what it gives."""
+    weights = {"k": normal(8, 8, 3, 3), "w": normal(16, 16, 1, 1), "b": normal(16), "n": np.array([8, 8])}
+    rows = [
+        ("Relu", "x", "0"),
+        ("Split", "0 n", "1 2", {"axis": 1}),
+        ("Conv", "2 k", "3", {"pads": [1, 1, 1, 1]}),
+        ("Relu", "3", "4"),
+        ("Concat", "4 1", "5", {"axis": 1}),
+        ("Conv", "5 w b", "6"),
+        ("Relu", "6", "y"),
+    ]
+    kinds = folded(graph(rows, weights, {"x": (1, 16, 5, 5)}), normal(1, 16, 5, 5))
+    assert kinds == [row[0] for row in rows]
+
+
+def test_products_of_different_channels_one_of_which_is_added_to_a_shortcut_get_no_rows_of_zeros():
+    """As in DPN: some channels have a shortcut, others are concatenated."""
+    weights = {"v": normal(8, 16, 1, 1), "w": normal(4, 16, 1, 1), "n": np.array([8, 8])}
+    rows = [
+        ("Relu", "x", "0"),
+        ("Split", "0 n", "1 2", {"axis": 1}),
+        ("Sigmoid", "x", "3"),
+        ("Conv", "3 v", "4"),
+        ("Conv", "3 w", "5"),
+        ("Add", "1 4", "6"),
+        ("Concat", "6 2 5", "7", {"axis": 1}),
+        ("Relu", "7", "y"),
+    ]
+    kinds = folded(graph(rows, weights, {"x": (1, 16, 5, 5)}), normal(1, 16, 5, 5))
+    assert kinds == [row[0] for row in rows]
+
+
 def test_slices_of_a_slice_become_splits_of_a_split():
     weights = {"w": normal(6, 8), "v": normal(8, 8), **{f"{n}": np.array([n]) for n in (0, 1, 2, 3, 4, 5, 8)}}
     rows = [

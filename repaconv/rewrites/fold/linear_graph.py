@@ -264,7 +264,16 @@ def _cost(vertex: Vertex, edges: Mapping[Vertex, Costed], shifted: bool) -> int:
     """Multiply-accumulates and additions per token of a vertex with these edges, and a constant if ``shifted``."""
     live = [edge for edge in edges.values() if not edge.is_zero]
     free = any(not isinstance(edge, Pick) for edge in live)  # a matrix product's bias costs nothing
-    return sum(edge.cost for edge in live) + vertex.width * (max(len(live) - 1, 0) + int(shifted and not free))
+    sums = vertex.width * (max(len(live) - 1, 0) + int(shifted and not free))
+    return sum(edge.cost for edge in live) + _cost_of_zeros(live) + sums
+
+
+def _cost_of_zeros(live: list[Costed]) -> int:
+    """Multiply-accumulates per token by rows of zeros, with which products are written that overlap with others."""
+    padded = [edge for edge in live if not isinstance(edge, Pick) and not edge.rows.all()]
+    if not padded or np.sum([edge.rows for edge in live], 0).max() < 2:
+        return 0  # a concatenation multiplies by none
+    return sum(int((~edge.rows).sum()) * int(edge.cols.sum()) for edge in padded)
 
 
 def cover_each_channel_once(rows: list[Mask]) -> bool:
@@ -367,7 +376,7 @@ def readers_to_restore(
         return None
     dense = all(isinstance(edge, Dense) for edge in vertex.inputs.values())
     shared = len(vertex.outputs) > 1 and dense and LEAST_SAVING * gain <= product_of(vertex)
-    if not shared and not is_row(vertex) and (biased or not _is_shift_of_products(vertex)):
+    if not shared and not is_row(vertex) and not is_part(vertex) and (biased or not _is_shift_of_products(vertex)):
         return None
     return {user: (user.inputs[vertex], user.shift, user.changed) for user in vertex.outputs}
 

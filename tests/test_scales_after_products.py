@@ -102,3 +102,47 @@ def test_a_number_stays_behind_the_product_of(case):
     rows = [START, *given["layers"], *HEADS, SCORES, *given["more"], given["scaled"], *END]
     found = kinds(*rows, outputs=given["outputs"])
     assert found[found.index("Softmax") - 1] == given["scaled"][0]
+
+
+UNIT = [
+    row
+    for part, turned in {"q": [0, 1, 2, 3], "k": [0, 1, 3, 2]}.items()
+    for row in [
+        ("Reshape", f"{part}1 heads", f"{part}2"),
+        ("Transpose", f"{part}2", f"{part}3", {"perm": [0, 2, 1, 3]}),
+        ("ReduceL2", f"{part}3 last", f"{part}n", {"keepdims": 1}),
+        ("Div", f"{part}3 {part}n", f"{part}4"),
+        ("Transpose", f"{part}4", part, {"perm": turned}),
+    ]
+]
+COSINES = [START, *LAYERS, *UNIT, *HEADS[4:], SCORES]
+LAST_AXIS = {"last": np.array([-1])}
+
+
+@pytest.mark.parametrize("scaled", [("Mul", "two scores", "scaled"), ("Div", "scores two", "scaled")])
+@pytest.mark.parametrize("read", ["q4", "k4", None])
+def test_a_factor_for_each_head_goes_into_the_norms_of_queries_or_keys(scaled, read):
+    """As in Swin V2."""
+    others, outputs = ([("Sin", read, "y2")], ("y", "y2")) if read else ([], ("y",))
+    found = kinds(*COSINES, scaled, *END, *others, outputs=outputs, **LAST_AXIS)
+    assert found[found.index("Softmax") - 1] == "MatMul"
+    assert found.count("Mul") == 1
+
+
+@pytest.mark.parametrize(
+    ("scaled", "others"),
+    [
+        (("Mul", "scores two", "scaled"), [("Sin", "q4", "y2"), ("Sin", "k4", "y3")]),
+        (("Mul", "scores two", "scaled"), [("Sin", "scores", "y2")]),
+        (("Div", "two scores", "scaled"), []),
+        (("Mul", "scores s3", "scaled"), []),
+        (("Mul", "scores rows", "scaled"), []),
+        (("Mul", "scores none", "scaled"), []),
+    ],
+)
+def test_it_stays_after_the_scores(scaled, others):
+    """If something else reads what it would go into, or for one number, which a runtime multiplies in the product."""
+    outputs = ("y", *(row[2] for row in others))
+    more = {"rows": np.arange(1.0, 6).reshape(5, 1), "none": np.array([2.0, 0.0]).reshape(2, 1, 1)}
+    found = kinds(*COSINES, *others, scaled, *END, outputs=outputs, **LAST_AXIS, **more)
+    assert found[found.index("Softmax") - 1] == scaled[0]

@@ -1,10 +1,12 @@
 """Move a number that multiplies a product of two values, or one of them, to where a layer absorbs the number.
 
     s (q k^T) = (s q) k^T        s (a * b) = (s a) * b        (s q) k^T = q (s k)^T        s (x + C) = s x + s C
+    s ((q / n) k^T) = (q / (n / s)) k^T
 
 Networks scale attention in several ways. The layer that computes queries or keys takes the number, where only views and
-selections lie between. In SAM, relative positions read the queries without the scale, so that the keys take it. In
-deformable attention, the positions C around which a layer samples are added before they are scaled.
+selections lie between. In cosine attention (Swin V2), the norms of queries or keys take a number for each head. In SAM,
+relative positions read the queries without the scale, so that the keys take it. In deformable attention, the positions
+C around which a layer samples are added before they are scaled.
 """
 
 from __future__ import annotations
@@ -12,9 +14,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from repaconv.graph.nodes_and_constants import Writer, constant, is_constant, made_by, nodes_of, only_reader, scalar
+import numpy as np
+
+from repaconv.graph.index_selections import swaps_last
+from repaconv.graph.nodes_and_constants import (
+    Writer,
+    constant,
+    is_constant,
+    is_read_once,
+    made_by,
+    nodes_of,
+    only_reader,
+    scalar,
+)
 from repaconv.graph.operator_facts import IMAGE_NORMS, MOVES, ROW_NORMS, SELECTIONS
-from repaconv.graph.symbolic_shapes import shaped_like, sizes
+from repaconv.graph.symbolic_shapes import Sizes, shaped_like, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -26,7 +40,7 @@ def move_before_products(model: ir.Model) -> list[tuple[str, str]]:
     Returns:
         Name and operator of each node that multiplied or divided.
     """
-    ways = (_move, _move_over, _move_before_sum)
+    ways = (_move, _move_over, _move_before_sum, _move_into_divisor)
     moved = [node for node in nodes_of(model, "Mul", "Div") if any(way(model, node) for way in ways)]
     return [(node.name or "", node.op_type) for node in moved]
 
@@ -84,6 +98,43 @@ def _move_before_sum(model: ir.Model, node: ir.Node) -> bool:
     total.replace_input_with(1 - at, _written(write, node.op_type, x, number))
     Writer(model, node).replace(node.outputs[0], total.outputs[0])
     return True
+
+
+def _move_into_divisor(model: ir.Model, node: ir.Node) -> bool:
+    """Multiply what divides the rows of a factor by the numbers that a node multiplies the matrices of a product by.
+
+    One number for all matrices stays: a runtime multiplies by it in the product.
+    """
+    at = 0 if is_constant(node.inputs[0]) else 1
+    x, given = node.inputs[1 - at], constant(node.inputs[at])
+    product, shape = made_by(x, "MatMul"), sizes(node.outputs[0])
+    if product is None or given is None or shape is None or only_reader(product.outputs[0]) is None:
+        return False
+    if (node.op_type == "Div" and at == 0) or sizes(x) != shape or given.size < 2 or set(given.shape[-2:]) != {1}:
+        return False
+    if not given.all() or not np.isfinite(given).all():
+        return False
+    division = next(filter(None, (_division(value, shape) for value in product.inputs)), None)
+    if division is None:
+        return False
+    write, divisor = Writer(model, division), division.inputs[1]
+    assert divisor is not None
+    numbers = 1 / given if node.op_type == "Mul" else given
+    division.replace_input_with(1, shaped_like(write("Mul", divisor, write.constant(numbers)), divisor))
+    Writer(model, node).replace(node.outputs[0], product.outputs[0])
+    return True
+
+
+def _division(factor: ir.Value | None, shape: Sizes) -> ir.Node | None:
+    """The Div that alone makes a factor of a product [*batch, rows, columns], and divides rows by a number each."""
+    turned = made_by(factor, "Transpose") if is_read_once(factor) else None
+    factor = turned.inputs[0] if turned is not None and swaps_last(turned) else factor
+    division = made_by(factor, "Div") if is_read_once(factor) else None
+    if division is None or is_constant(division.inputs[1]):
+        return None
+    divided = sizes(division.outputs[0])
+    alike = divided is not None and divided[:-2] == shape[:-2] and sizes(division.inputs[1]) == (*divided[:-1], 1)
+    return division if alike else None
 
 
 def _scaled(node: ir.Node) -> tuple[ir.Value | None, float]:

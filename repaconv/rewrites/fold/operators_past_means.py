@@ -3,7 +3,7 @@
 After the move, the scale and shift act on fewer numbers, and the layer that reads the mean may absorb them. A linear
 layer before the mean of its tokens, or a 1x1 convolution before the mean of its pixels, moves as well: mean(x W) =
 mean(x) W. Before a linear layer, a scale and shift also move past maxima, if g > 0, and past a view of an image as a
-row.
+row; a 1x1 convolution moves past what makes a row of an image of one pixel, or of all pixels their mean.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from repaconv.graph.nodes_and_constants import (
     is_read_once,
     made_by,
     only_reader,
+    shape_of_constant,
 )
 from repaconv.graph.operator_facts import ARITHMETIC, POOLS, VIEWS
-from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
+from repaconv.graph.symbolic_shapes import rank_of, set_shape, shaped_like, sizes
 from repaconv.graph.view_chains import view_of_chain
-from repaconv.rewrites.fold.kernels_from_onnx import counts_padding, kernel_of
+from repaconv.rewrites.fold.kernels_from_onnx import LEAST_RANK, counts_padding, kernel_of
 from repaconv.rewrites.fold.linear_graph_from_onnx import LINEAR
 from repaconv.rewrites.fold.norm_affines import of_norm
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from repaconv.algebra.convolution_kernels import Kernel
 
 
 AVERAGES = ("ReduceMean", "GlobalAveragePool", "AveragePool")
@@ -54,7 +57,7 @@ def move_past_means(model: ir.Model) -> list[str]:
         for node in tuple(model.graph):
             if node.graph is not model.graph or node.domain:
                 continue
-            layer = _move_linear_layer(model, node)
+            layer = _move_linear_layer(model, node) or _move_past_row(model, node)
             moved += [layer] if layer is not None else []
             again = again or layer is not None or _move_scale_and_shift(model, node)
     return moved
@@ -132,6 +135,42 @@ def _move_linear_layer(model: ir.Model, node: ir.Node) -> str | None:
     return inner.name or ""
 
 
+def _move_past_row(model: ir.Model, node: ir.Node) -> str | None:
+    """Move a 1x1 convolution of which only a node that makes a row [B, c] reads, to after it, before a linear layer.
+
+    Returns:
+        The convolution's name; None if nothing moved, also if the two layers as one would multiply more.
+    """
+    x, out = node.inputs[0] if node.inputs else None, sizes(node.outputs[0])
+    inner, reader = made_by(x, "Conv"), only_reader(node.outputs[0], "MatMul")
+    kernel = kernel_of(inner) if inner is not None and reader is not None else None
+    weight = shape_of_constant(reader.inputs[1]) if reader is not None else None
+    if x is None or inner is None or kernel is None or weight is None or not _is_row(node) or not is_read_once(x):
+        return None
+    source, (width, own) = inner.inputs[0], kernel.weight.shape[:2]
+    if not _is_plain_pointwise(kernel) or kernel.groups > 1 or own * weight[-1] > width * (own + weight[-1]):
+        return None
+    write = Writer(model, node)
+    row = write.copy(node, source, *node.inputs[1:]) if node.op_type == "ReduceMean" else write("Flatten", source)
+    assert out is not None
+    set_shape(row, (out[0], own), x)
+    new = write("MatMul", row, write.constant(kernel.weight.reshape(width, own).T))
+    set_shape(new, out, x)
+    if kernel.bias is not None:
+        new = shaped_like(write("Add", new, write.constant(kernel.bias)), new)
+    write.replace(node.outputs[0], new)
+    model.graph.remove([node, inner], safe=True)
+    return inner.name or ""
+
+
+def _is_row(node: ir.Node) -> bool:
+    """Whether a node makes a row [B, c] of an image [B, c, 1, 1], or of all pixels of an image their mean."""
+    before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
+    if before is None or after != before[:2] or len(before) < LEAST_RANK:
+        return False
+    return set(before[2:]) == {1} if node.op_type in VIEWS else node.op_type == "ReduceMean"
+
+
 def _averages_tokens(node: ir.Node, inner: ir.Node) -> bool:
     """Whether a node averages over axes other than the channels of a MatMul with constant weights."""
     weight, rank = constant(inner.inputs[1]), rank_of(node.inputs[0])
@@ -142,7 +181,7 @@ def _averages_tokens(node: ir.Node, inner: ir.Node) -> bool:
 def _averages_places(node: ir.Node, inner: ir.Node) -> bool:
     """Whether a node averages pixels of a 1x1 convolution and returns fewer pixels."""
     kernel = kernel_of(inner)
-    if kernel is None or not kernel.is_pointwise or kernel.is_padded or any(kernel.reach) or max(kernel.strides) > 1:
+    if kernel is None or not _is_plain_pointwise(kernel):
         return False
     if node.op_type == "GlobalAveragePool":
         return True
@@ -151,6 +190,11 @@ def _averages_places(node: ir.Node, inner: ir.Node) -> bool:
         return bool(axes) and min(axes or (0,)) > 1 and bool(attribute(node, "keepdims", 1))
     fewer = any(stride > 1 for stride in attribute(node, "strides", (1,)))
     return node.op_type == "AveragePool" and fewer and not (kernel.bias is not None and counts_padding(node))
+
+
+def _is_plain_pointwise(kernel: Kernel) -> bool:
+    """Whether a convolution computes every pixel of one pixel."""
+    return kernel.is_pointwise and not kernel.is_padded and not any(kernel.reach) and max(kernel.strides) == 1
 
 
 def _is_increasing(step: tuple[str, Array, int]) -> bool:

@@ -605,6 +605,34 @@ def test_views_in_series_that_would_take_too_many_axes_together_are_shortened_in
     assert kinds == ["Mul", "Relu", "Reshape", "Transpose", "Reshape", "Transpose", "Reshape", "Tanh"]
 
 
+TOKENS = [("Mul", "x s", "m"), ("Mul", "m s", "n"), ("Relu", "n", "v0")]
+APART = ("Reshape", "v0 a", "v1")
+COUNT = [("Shape", "x", "all"), ("Gather", "all first", "count"), ("Concat", "count any", "t", {"axis": 0})]
+TARGETS = {"a": np.array([-1, 4, 24]), "b": np.array([-1, 2, 2, 24]), "first": np.array([0]), "any": np.array([-1])}
+
+
+@pytest.mark.parametrize("rows", [[("Reshape", "v1 b", "v2")], [*COUNT, ("Reshape", "v1 t", "v2")]])
+def test_reshapes_in_series_are_one_at_dynamic_sizes_too(rows):
+    model = graph([*TOKENS, APART, *rows, ("Tanh", "v2", "y")], {"s": normal(24), **TARGETS}, {"x": ("N", "T", 24)})
+    assert folded(model, normal(2, 8, 24)).count("Reshape") == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs"),
+    [
+        ([("Unsqueeze", "v0 first", "v1"), ("Reshape", "v1 c", "v2")], ("y",)),
+        ([APART, *COUNT[:2], ("Concat", "zero count any", "t", {"axis": 0}), ("Reshape", "v1 t", "v2")], ("y",)),
+        ([APART, ("Reshape", "v1 b", "v2")], ("y", "v1")),
+    ],
+    ids=["a size is copied", "a size is copied, others are computed", "the first is an output"],
+)
+def test_reshapes_in_series_stay_two(rows, outputs):
+    weights = {"s": normal(24), **TARGETS, "c": np.array([0, 0, -1, 12]), "zero": np.array([0])}
+    model = graph([*TOKENS, *rows, ("Tanh", "v2", "y")], weights, {"x": ("N", "T", 24)}, outputs)
+    kinds = folded(model, normal(2, 8, 24))
+    assert kinds.count("Reshape") + kinds.count("Unsqueeze") == 2
+
+
 @pytest.mark.parametrize(("side", "count"), [(4, 1), (16, 2)])
 def test_transposes_that_are_slower_as_one_stay_two(side, count):
     """As im2col and heads after it: ONNX Runtime moves rows fast, and matrices, but not single numbers (0.87 in KBNet).

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from repaconv.graph.index_selections import MIN_ELEMENTS, is_fast_transpose, perm_of, swaps_last
 from repaconv.graph.models_in_onnx_ir import clean
 from repaconv.graph.nodes_and_constants import (
@@ -17,6 +19,7 @@ from repaconv.graph.nodes_and_constants import (
     constant,
     input_at,
     is_constant,
+    is_read_once,
     made_by,
     nodes_of,
     shape_of_constant,
@@ -68,6 +71,7 @@ def shorten_views(model: ir.Model) -> None:
     """Replace every chain of views by the shortest equivalent one, in place."""
     for node in tuple(model.graph):
         _shorten_view(model, node)
+        _read_past_reshapes(node)
 
 
 _WINDOWS = ("Conv", "AveragePool", "MaxPool")
@@ -202,6 +206,28 @@ def _shorten_view(model: ir.Model, node: ir.Node) -> None:
         return
     if value.is_graph_output() or any(user.op_type not in VIEWS for user, _ in value.uses()):
         _shorten_chain(model, node)
+
+
+def _read_past_reshapes(node: ir.Node) -> None:
+    """Let a Reshape read what others before it, which nothing else reads, have reshaped; sizes need not be known."""
+    while node.op_type == "Reshape" and not node.domain and (x := node.inputs[0]) is not None and is_read_once(x):
+        before = made_by(x, "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+        source = before.inputs[0] if before is not None else None
+        if source is None or is_constant(source) or not _copies_alike(node, x, source):
+            break
+        node.replace_input_with(0, source)
+
+
+def _copies_alike(reshape: ir.Node, x: ir.Value, other: ir.Value) -> bool:
+    """Whether the sizes that a Reshape copies, for which its target has a 0, are those of another value as well."""
+    target = constant(reshape.inputs[1])
+    if target is None:
+        parts = made_by(reshape.inputs[1], "Concat")
+        numbers = () if parts is None else [constant(part) for part in parts.inputs]
+        return parts is not None and all(given is None or given.all() for given in numbers)
+    copied = [] if attribute(reshape, "allowzero", 0) else [int(axis) for axis in np.flatnonzero(target == 0)]
+    shape, others = sizes(x) or (), sizes(other) or ()
+    return all(shape[axis : axis + 1] == others[axis : axis + 1] != () for axis in copied)
 
 
 def _shorten_chain(model: ir.Model, node: ir.Node) -> None:

@@ -46,6 +46,39 @@ def test_a_norm_of_the_queries():
     assert "Mul" not in kinds(START, *LAYERS, norm, *heads, SCORES, SCALED, *END)
 
 
+LAYERS_BEFORE = {
+    "a bias that comes first": [LAYERS[0], ("Add", "bq q0", "q1")],
+    "a scale of channels": [("Mul", "z g", "q1")],
+    "a scale of channels that comes first": [("Mul", "g z", "q1")],
+    "a convolution": [("Conv", "z kernel", "q1")],
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS_BEFORE)
+def test_other_layers_of_the_queries(layer):
+    numbers = {"kernel": RANDOM.standard_normal((5, 5, 1))}
+    read = " ".join(row[1] for row in LAYERS_BEFORE[layer]).split()
+    keys = [LAYERS[2], ("Sin", "k1", "k0"), LAYERS[3]]  # no layer of the keys takes the number
+    heads = [row if row[1] != "k1 heads" else ("Reshape", "k0 heads", "k2") for row in HEADS]
+    rows = [START, *LAYERS_BEFORE[layer], *keys, *heads, SCORES, SCALED, *END]
+    weights = {name: numbers[name] for name in numbers if name in read}
+    without = kinds(*rows[: rows.index(SCALED)], ("Softmax", "scores", "p"), END[1], **weights)
+    assert sorted(kinds(*rows, **weights)) == sorted(without)
+
+
+NORMS = [("InstanceNormalization", "i five own", "n"), ("BatchNormalization", "i five own own squares", "n")]
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=lambda row: row[0])
+def test_a_norm_of_an_image(norm):
+    five = RANDOM.standard_normal(5)
+    numbers = {"five": five, "own": five + 2, "image": np.array([2, 5, 3, 2])}
+    numbers |= {"squares": five**2} if "squares" in norm[1] else {}
+    rows = [("Reshape", "x image", "i0"), ("Tanh", "i0", "i"), ("Cos", "i0", "c"), norm, ("Mul", "c n", "r")]
+    found = kinds(*rows, ("Mul", "r s", "t"), ("Sin", "t", "y"), **numbers)
+    assert found == ["Reshape", "Tanh", "Cos", norm[0], "Mul", "Sin"]
+
+
 def test_the_layer_of_the_keys_if_that_of_the_queries_does_not():
     other = ("Sin", "q1", "qn")
     heads = [row if row[1] != "q1 heads" else ("Reshape", "qn heads", "q2") for row in HEADS]
@@ -81,6 +114,7 @@ def test_positions_that_are_read_elsewhere_stay():
     assert "Mul" in kinds(*rows, outputs=("y", "y2"), c=RANDOM.standard_normal((5, 1, 3)))[-3:]
 
 
+SIN3 = [("Sin", "q3", "y2"), ("Sin", "k3", "y3")]
 STAYS = {
     "a factor for each head": {"scaled": ("Mul", "scores two", "scaled")},
     "a number divided by scores": {"scaled": ("Div", "s scores", "scaled")},
@@ -90,6 +124,16 @@ STAYS = {
         "more": [("Sin", "q1", "y2"), ("Sin", "k1", "y3")],
         "outputs": ("y", "y2", "y3"),
     },
+    "queries and keys that are viewed twice": {
+        "more": [*[("Reshape", f"{part}1 row", f"{part}3") for part in "qk"], *SIN3],
+        "outputs": ("y", "y2", "y3"),
+        "numbers": {"row": np.array([-1])},
+    },
+    "a layer of both that is read as well": {
+        "layers": FUSED,
+        "more": [("Sin", "all", "y2")],
+        "outputs": ("y", "y2"),
+    },
     "layers that share a weight": {
         "layers": [("Cos", "x", "u"), ("MatMul", "z wq", "q1"), ("MatMul", "u wq", "k1"), LAYERS[3]]
     },
@@ -98,9 +142,9 @@ STAYS = {
 
 @pytest.mark.parametrize("case", STAYS)
 def test_a_number_stays_behind_the_product_of(case):
-    given = {"scaled": SCALED, "layers": LAYERS, "more": [], "outputs": ("y",)} | STAYS[case]
+    given = {"scaled": SCALED, "layers": LAYERS, "more": [], "outputs": ("y",), "numbers": {}} | STAYS[case]
     rows = [START, *given["layers"], *HEADS, SCORES, *given["more"], given["scaled"], *END]
-    found = kinds(*rows, outputs=given["outputs"])
+    found = kinds(*rows, outputs=given["outputs"], **given["numbers"])
     assert found[found.index("Softmax") - 1] == given["scaled"][0]
 
 

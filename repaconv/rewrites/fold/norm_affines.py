@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from repaconv.graph.channel_axes import batchnorm
 from repaconv.graph.nodes_and_constants import (
     Array,
     Writer,
@@ -71,7 +72,7 @@ def of_norm(value: ir.Value | None) -> bool:
 
 
 def merge(model: ir.Model) -> None:
-    """Merge a scale and a shift that directly follow a norm back into it; in place."""
+    """Merge a scale and a shift that directly follow a norm back into it, also as BatchNormalization; in place."""
     for node in tuple(model.graph):
         if node.op_type in (*ROW_NORMS, *IMAGE_NORMS) and not node.domain and node.graph is model.graph:
             _merge(model, node)
@@ -86,7 +87,12 @@ def _merge(model: ir.Model, node: ir.Node) -> None:
         return
     found: dict[str, Array] = {}
     value = node.outputs[0]
-    for operator in ("Mul",) if node.op_type == "RMSNormalization" else ("Mul", "Add"):
+    operators: tuple[str, ...] = ("Mul",) if node.op_type == "RMSNormalization" else ("Mul", "Add")
+    batch_norm = only_reader(value, "BatchNormalization") if of_images else None
+    both = batchnorm(batch_norm) if batch_norm is not None else None
+    if batch_norm is not None and both is not None and len(both[0]) == len(scale):
+        found, value, operators = dict(zip(operators, both, strict=True)), batch_norm.outputs[0], ()
+    for operator in operators:
         following = _only(value, operator)
         if following is None:
             continue

@@ -64,6 +64,13 @@ def test_two_numbers_before_a_convolution_or_pool(reader):
     assert kinds([*rows, reader], folds=[BATCH_NORM]) == ["Sin", "BatchNormalization", reader[0]]
 
 
+@pytest.mark.parametrize("numbers", ["s 2", "2 t"])
+def test_one_number_and_one_for_each_channel(numbers):
+    scale, shift = numbers.split()
+    rows = [("Sin", "x", "a"), ("Mul", f"a {scale}", "b"), ("Add", f"b {shift}", "y")]
+    assert kinds(rows, folds=[BATCH_NORM]) == ["Sin", "BatchNormalization"]
+
+
 def test_two_numbers_that_are_a_weight_stay():
     rows = [("Sin", "x", "a"), ("Mul", "a 2", "b"), ("Add", "b 2", "c"), ("Conv", "e c", "y")]
     weights = {**CHANNELS, "e": RANDOM.standard_normal((1, 4, 6, 5))}

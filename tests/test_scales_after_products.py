@@ -13,11 +13,16 @@ NUMBERS = {
     **{name: RANDOM.standard_normal((6, 6)) for name in ("wq", "wk", "wv")},
     **{name: RANDOM.standard_normal(6) for name in ("bq", "g", "h")},
     **{"qkv": RANDOM.standard_normal((6, 18)), "parts": np.array([6, 6, 6]), "heads": np.array([0, 0, 2, 3])},
+    **{**{str(at): np.array([at]) for at in (0, 6, 12, 18)}, "last": np.array([2])},
     **{"s": np.array(0.3), "s3": np.array([[[0.3]]]), "two": np.array([2.0, 3.0]).reshape(2, 1, 1)},
 }
 START = ("Tanh", "x", "z")
 LAYERS = [("MatMul", "z wq", "q0"), ("Add", "q0 bq", "q1"), ("MatMul", "z wk", "k1"), ("MatMul", "z wv", "v1")]
 FUSED = [("MatMul", "z qkv", "all"), ("Split", "all parts", "q1 k1 v1", {"axis": 2})]
+SLICED = [
+    FUSED[0],
+    *[("Slice", f"all {at} {at + 6} last", f"{part}1") for part, at in zip("qkv", (0, 6, 12), strict=True)],
+]
 HEADS = [
     row
     for part, perm in {"q": [0, 2, 1, 3], "k": [0, 2, 3, 1], "v": [0, 2, 1, 3]}.items()
@@ -32,7 +37,7 @@ def kinds(*rows, outputs=("y",), **more):
     return operators_after_folding(graph(rows, NUMBERS | more, {"x": SHAPE}, outputs), RANDOM.standard_normal(SHAPE))
 
 
-@pytest.mark.parametrize("layers", [LAYERS, FUSED], ids=["three layers", "one layer"])
+@pytest.mark.parametrize("layers", [LAYERS, FUSED, SLICED], ids=["three layers", "one layer", "one layer, sliced"])
 @pytest.mark.parametrize("scaled", [SCALED, ("Mul", "s3 scores", "scaled"), ("Div", "scores s", "scaled")])
 def test_scaled_scores_of_attention(layers, scaled):
     found = kinds(START, *layers, *HEADS, SCORES, scaled, *END)
@@ -48,6 +53,7 @@ def test_a_norm_of_the_queries():
 
 LAYERS_BEFORE = {
     "a bias that comes first": [LAYERS[0], ("Add", "bq q0", "q1")],
+    "a bias that is subtracted": [LAYERS[0], ("Sub", "q0 bq", "q1")],
     "a scale of channels": [("Mul", "z g", "q1")],
     "a scale of channels that comes first": [("Mul", "g z", "q1")],
     "a convolution": [("Conv", "z kernel", "q1")],
@@ -63,7 +69,7 @@ def test_other_layers_of_the_queries(layer):
     rows = [START, *LAYERS_BEFORE[layer], *keys, *heads, SCORES, SCALED, *END]
     weights = {name: numbers[name] for name in numbers if name in read}
     without = kinds(*rows[: rows.index(SCALED)], ("Softmax", "scores", "p"), END[1], **weights)
-    assert sorted(kinds(*rows, **weights)) == sorted(without)
+    assert sorted(kinds(*rows, **weights)) == sorted("Add" if operator == "Sub" else operator for operator in without)
 
 
 NORMS = [("InstanceNormalization", "i five own", "n"), ("BatchNormalization", "i five own own squares", "n")]
@@ -92,7 +98,7 @@ def test_a_product_of_numbers_at_the_same_place(product):
 
 
 @pytest.mark.parametrize("scaled", [("Mul", "q s", "qs"), ("Div", "q s", "qs")])
-@pytest.mark.parametrize("layers", [LAYERS, FUSED], ids=["three layers", "one layer"])
+@pytest.mark.parametrize("layers", [LAYERS, FUSED, SLICED], ids=["three layers", "one layer", "one layer, sliced"])
 def test_scaled_queries_that_are_read_without_the_scale(layers, scaled):
     """As in the decomposed relative positions of SAM."""
     rows = [START, *layers, *HEADS, scaled, ("MatMul", "qs k", "scaled"), *END, ("Sin", "q", "y2")]
@@ -128,6 +134,11 @@ STAYS = {
         "more": [*[("Reshape", f"{part}1 row", f"{part}3") for part in "qk"], *SIN3],
         "outputs": ("y", "y2", "y3"),
         "numbers": {"row": np.array([-1])},
+    },
+    "queries and keys that are outputs": {"outputs": ("y", "q1", "k1")},
+    "inputs": {"layers": [("Identity", "x", "q1"), ("Identity", "x", "k1"), LAYERS[3]]},
+    "sums with other values": {
+        "layers": [LAYERS[0], ("Add", "q0 x", "q1"), ("MatMul", "z wk", "k0"), ("Add", "k0 x", "k1"), LAYERS[3]]
     },
     "a layer of both that is read as well": {
         "layers": FUSED,

@@ -141,6 +141,14 @@ STAYS = {
 }
 
 
+def test_a_scale_for_each_row_stays_after_maxima_across_rows():
+    """Each row is computed by its own convolution, so that each could be scaled by one number."""
+    rows = [("Conv", "x k8", "c"), ("Sin", "x", "x2"), ("Conv", "x2 k8", "d"), ("Concat", "c d", "u", {"axis": 2})]
+    rows += [("MaxPool", "u", "z", {"kernel_shape": [2, 1], "pads": [0, 0, 1, 0]}), ("Mul", "z f", "n")]
+    weights = {"k8": normal(WIDTH, 3, SIZE, 1), "f": RANDOM.uniform(0.5, 2, (1, WIDTH, 2, 1))}
+    assert "Mul" in operators([*rows, ("Relu", "n", "y")], weights)
+
+
 @pytest.mark.parametrize("case", STAYS)
 def test_a_norm_stays_past(case):
     rows, signs, weights = STAYS[case]
@@ -175,6 +183,23 @@ def test_layers_after_absorb_a_norm_past(case):
     rows, weights = AFTER[case]
     found = operators([*START, *rows], {**norm(WIDTH), **(weights or {})}, shape=(1, 3, SIZE, SIZE))
     assert ("BatchNormalization" in found) == (weights is None), "a padded convolution's border is zero"
+
+
+GATE = [("GlobalAveragePool", "z", "p"), ("Sigmoid", "p", "gate"), ("Mul", "n gate", "o"), ("Conv", "o kv", "y", SAME)]
+
+
+def test_a_scale_passes_a_gate_and_a_shift_does_not():
+    weights = {**norm(WIDTH), "f": normal(WIDTH, 1, 1)}
+    with_shift = operators([*START, *GATE], weights)
+    assert ("BatchNormalization" in with_shift, with_shift.count("Mul")) == (True, 1)
+    scale = operators([*START[:2], ("Mul", "z f", "n"), *GATE], weights)
+    assert ("BatchNormalization" in scale, scale.count("Mul")) == (False, 1)
+
+
+def test_a_scale_passes_a_constant_of_each_pixel():
+    rows = [*START[:2], ("Mul", "z f", "n"), ("Mul", "n pixels", "o"), ("Conv", "o kv", "y", SAME)]
+    found = operators(rows, {"f": normal(WIDTH, 1, 1), "pixels": normal(1, 1, SIZE, SIZE)})
+    assert found == ["Conv", "Conv", "Mul", "Relu"]
 
 
 def test_a_norm_that_falls_stays_before_maxima():

@@ -68,6 +68,13 @@ def test_views_around_both_join():
     assert kinds(*rows, **numbers) == ["Tanh", "Softmax"]
 
 
+def test_two_maxima_around_views_and_a_concat_are_one():
+    rows = [("Tanh", "x", "a"), ("ReduceMax", "a two", "m"), ("Reshape", "m flat", "b")]
+    rows += [("Concat", "one b", "c", {"axis": 1}), ("Slice", "c f t one1", "d"), ("Reshape", "d back", "e")]
+    numbers = {"two": [2], "flat": [2, 5], "back": [2, 5, 1], "f": [1], "t": [6], "one1": [1], "one": np.ones((2, 1))}
+    assert kinds(*rows, ("ReduceMax", "e one1", "y"), **numbers) == ["Tanh", "ReduceMax"]
+
+
 @pytest.mark.parametrize("ends", [(1, 3), (2, 8)])
 def test_a_slice_of_two_inputs_stays(ends):
     assert "Concat" in kinds(*START, ("Slice", "c f t axis", "p"), END, f=[ends[0]], t=[ends[1]], axis=[1])

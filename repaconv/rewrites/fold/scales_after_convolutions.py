@@ -107,8 +107,7 @@ def _commutes(reader: ir.Node, place: int, affine: ScaleAndShift) -> bool:
     if len(before) != len(after) or before[1:2] != after[1:2]:
         return False
     if reader.op_type == "Mul":
-        others = [size for part in affine[:1] for size in part.shape[2:]]
-        return affine.shift is None and not is_constant(reader.inputs[1 - place]) and set(others) <= {1}
+        return affine.shift is None
     return reader.op_type in _COMMUTING and place == 0 and bool(_RULES[reader.op_type](reader, affine))
 
 

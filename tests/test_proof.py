@@ -147,6 +147,23 @@ def test_lossy_is_never_held_to_an_exact_tolerance():
         tolerance("int8", rtol={"int8": 1e-3})
 
 
+def test_a_lossy_link_fails_by_the_accuracy_that_it_loses():
+    """Rounding may change what two classes with nearly equal logits predict, but not always from right to wrong."""
+    reference = 0.1 * np.random.default_rng(0).standard_normal((200, 10))
+    reference[:, 0], reference[:, 1] = 1, 0.98
+    candidate = reference.copy()
+    candidate[:30, 1] = 1.02
+
+    def link(labels, *, logits=True):
+        both, allowed = (("a", reference), ("b", candidate)), tolerance("int8", logits=logits)
+        return link_between("int8", *both, logits=True, tolerance=allowed, labels=labels)
+
+    right, half = np.zeros(200, np.int64), np.arange(200) % 2
+    assert link(None).verdict == link(half).verdict == "passed"
+    assert link(right).verdict == "failed"
+    assert link(right, logits=False).verdict == "passed"  # of features that are no logits, no class is predicted
+
+
 def test_the_policy_by_precision_and_depth():
     assert exact_rtols()["fold"] == 1e-12
     assert exact_rtols(3) == exact_rtols(12) == EXACT

@@ -102,6 +102,35 @@ def test_values_are_found_that_are_small_next_to_the_others_of_a_sum():
     assert not {"up", "kept", "high"} & set(found)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "wanted"),
+    [
+        ((1, -2.5, 0, 1), ["a"]),
+        ((1, 0, 2.5, 1), ["a"]),
+        ((1, -1.5, 1, 1), ["a"]),
+        ((1, -1.5, -1, 1), []),
+        ((4, -2.5, 0, 1), ["y"]),
+        ((4, -2.5, 0, 16), ["a"]),
+        ((1, -2.5, 0, 16), ["a"]),
+        ((1, -0.4, 0, 0.75), []),
+    ],
+)
+def test_terms_of_a_norm(numbers, wanted):
+    """The input is 1, times the scale / deviation, and the shift - mean * scale / deviation is added."""
+    names = ("nw", "nb", "nm", "nv")
+    weights = {name: np.full(4, number, np.float64) for name, number in zip(names, numbers, strict=True)}
+    rows = [("Relu", "x", "a"), ("BatchNormalization", "a nw nb nm nv", "y", {"epsilon": 1e-12})]
+    model = Net(rows, weights, {"x": (F, (1, 4, 2, 2))}, {"y": F}).model()
+    assert small_values(model, [{"x": np.ones((1, 4, 2, 2), np.float32)}]) == wanted
+
+
+def test_terms_of_a_norm_whose_scale_is_also_its_shift():
+    rows = [("Relu", "x", "a"), ("BatchNormalization", "a n3 n3 n0 n1", "y")]
+    weights = {"n3": np.full(4, 3.0), "n0": np.zeros(4), "n1": np.full(4, 100.0)}
+    model = Net(rows, weights, {"x": (F, (1, 4, 2, 2))}, {"y": F}).model()
+    assert small_values(model, [{"x": np.ones((1, 4, 2, 2), np.float32)}]) == ["a"]
+
+
 def test_rewrites_are_reverted_where_no_value_helps(monkeypatch):
     monkeypatch.setattr("repaconv.stages.fold.rounding_reverts.small_values", lambda *_: [])
     onnx.save(cancelling(), "net.onnx")

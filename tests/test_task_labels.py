@@ -192,6 +192,16 @@ def test_a_loss_that_is_not_known_is_not_within_a_budget():
         "converted", ("a", features), ("b", -features), logits=True, tolerance=Tolerance(kind="lossy")
     )
     assert Budget(0.1, 0.5).concluded(flipped).reason == "exceeds_budget"
+    lost = link_between(
+        "converted",
+        ("a", features),
+        ("b", -features),
+        logits=True,
+        tolerance=Tolerance(kind="lossy"),
+        labels=features.argmax(1),
+    )
+    assert Budget(None, 0.1).concluded(lost).reason == "exceeds_budget"
+    assert Budget(None, 1.0).concluded(lost).reason == "within_budget"
     no_classes = link_between(
         "converted", ("a", features), ("b", features), logits=False, tolerance=Tolerance(kind="lossy")
     )

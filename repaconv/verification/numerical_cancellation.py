@@ -58,9 +58,9 @@ def small_values(model: onnx.ModelProto, calls: Sequence[Feeds]) -> list[str]:
 
 
 def _terms(node: onnx.NodeProto, values: dict[str, Array]) -> dict[str, Array]:
-    """Return the terms of a node's sum, and the sum, by name; nothing for integers, or for a value added to itself."""
-    given = [values[name] for name in node.input if name in values]
-    if len({*node.input}) < len(node.input) or any(array.dtype.kind != "f" for array in given):
+    """Return the terms of a node's sum, and the sum, by name; nothing for integers."""
+    given = [values[name] for name in node.input]
+    if any(array.dtype.kind != "f" for array in given):
         return {}
     terms = dict(zip(node.input, given, strict=True))
     if node.op_type == "BatchNormalization":

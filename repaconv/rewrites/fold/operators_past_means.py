@@ -57,7 +57,8 @@ def move_past_means(model: ir.Model) -> list[str]:
         for node in tuple(model.graph):
             if node.graph is not model.graph or node.domain:
                 continue
-            layer = _move_linear_layer(model, node) or _move_past_row(model, node)
+            layer = _move_linear_layer(model, node)
+            layer = _move_past_row(model, node) if layer is None else layer  # the name of one may be empty
             moved += [layer] if layer is not None else []
             again = again or layer is not None or _move_scale_and_shift(model, node)
     return moved

@@ -59,10 +59,12 @@ NUMBERS = {
     "variance": RANDOM.random(6) + 0.5,
     "no_region": np.array([], np.float64),
     "scales": np.array([1, 1, 2, 2], np.float32),
+    "sizes": np.array([2, 6, 9, 11]),
+    "pixels": np.array([9, 11]),
 }
 
 
-def weights_after_folding(rows, shape=SHAPE, outputs=("y",), numbers=NUMBERS):
+def weights_after_folding(rows, shape=SHAPE, outputs=("y",), numbers=NUMBERS, operators=("Conv", "ConvTranspose")):
     """The shapes of the weights of all layers; all outputs are the same in float64."""
     model = graph(rows, numbers, {"x": shape}, outputs, opset=18)
     after, _ = rewritten(model, FOLDS)
@@ -73,7 +75,7 @@ def weights_after_folding(rows, shape=SHAPE, outputs=("y",), numbers=NUMBERS):
         assert right.any()
         np.testing.assert_allclose(behind[name], right, rtol=0, atol=1e-12 * np.abs(right).max())
     found = {weight.name: weight for weight in after.graph.initializer}
-    read = [name for node in after.graph.node if node.op_type.startswith("Conv") for name in node.input[1:2]]
+    read = [name for node in after.graph.node if node.op_type in operators for name in node.input[1:2]]
     return [numpy_helper.to_array(found[name]).shape for name in dict.fromkeys(read)]
 
 
@@ -97,6 +99,61 @@ def test_channels_that_are_zero_are_dropped(between, shape):
     )
     assert (4, 8, 3, 3) in found
     assert (4, 4, 3, 3) in found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how"), [("sizes", {}), ("pixels", {"axes": [2, 3]}), ("pixels", {"axes": [-2, -1], "mode": "linear"})]
+)
+def test_channels_that_are_zero_are_dropped_before_a_resize_by_sizes(sizes, how):
+    rows = [("Conv", "x first_pruned bias_pruned", "a", SAME), ("Relu", "a", "r")]
+    rows += [("Resize", f"r no_region no_scales {sizes}", "b", how), ("Conv", "b second", "y", SAME)]
+    numbers = NUMBERS | {"no_scales": np.array([], np.float32)}
+    assert weights_after_folding(rows, numbers=numbers) == [(4, 8, 3, 3), (4, 4, 3, 3)]
+
+
+ROWS = {
+    "pool": (1, [("GlobalAveragePool", "b", "p"), ("Flatten", "p", "f")]),
+    "squeeze": (1, [("GlobalMaxPool", "b", "p"), ("Squeeze", "p spatial", "f")]),
+    "mean": (1, [("ReduceMean", "b spatial", "f", {"keepdims": 0})]),
+    "all pixels": (42, [("Flatten", "b", "f")]),
+    "reshape": (42, [("Reshape", "b row", "f")]),
+}
+
+
+@pytest.mark.parametrize(("act", "shape"), [("Relu", SHAPE), ("Sigmoid", SHAPE), ("Sigmoid", ("n", 8, 7, 6))])
+@pytest.mark.parametrize(
+    "layer", [("MatMul", "f w", "y"), ("Gemm", "f v h", "y", {"transB": 1})], ids=["MatMul", "Gemm"]
+)
+@pytest.mark.parametrize("row", ROWS)
+def test_channels_of_an_image_that_a_linear_layer_reads_as_a_row(act, shape, layer, row):
+    pixels, rows = ROWS[row]
+    weight = RANDOM.standard_normal((6 * pixels, 3))
+    numbers = NUMBERS | {"w": weight, "v": weight.T, "h": RANDOM.standard_normal(3), "row": np.array([-1, 6 * pixels])}
+    rows = [("Conv", "x first_pruned bias", "a", SAME), (act, "a", "b"), *rows, layer]
+    found = weights_after_folding(rows, shape, numbers=numbers, operators=("Conv", "Gemm", "MatMul"))
+    assert found == [(4, 8, 3, 3), (4 * pixels, 3)]
+
+
+def test_channels_whose_weights_in_the_linear_layer_are_zero():
+    weight = RANDOM.standard_normal((6, 42, 3)) * np.array([1, 0, 1, 1, 0, 1]).reshape(6, 1, 1)
+    rows = [("Conv", "x first bias", "a", SAME), ("Relu", "a", "b"), ("Flatten", "b", "f"), ("MatMul", "f w", "y")]
+    found = weights_after_folding(rows, numbers=NUMBERS | {"w": weight.reshape(252, 3)}, operators=("Conv", "MatMul"))
+    assert found == [(4, 8, 3, 3), (168, 3)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs"),
+    [
+        ([("Flatten", "b", "f"), ("MatMul", "f w", "y"), ("Sin", "f", "z")], ("y", "z")),
+        ([("Transpose", "b", "t", {"perm": [0, 2, 3, 1]}), ("Flatten", "t", "f"), ("MatMul", "f w", "y")], ("y",)),
+        ([("ReduceMean", "b one", "f", {"keepdims": 0}), ("MatMul", "f u", "y")], ("y",)),
+    ],
+)
+def test_channels_of_a_row_that_is_read_otherwise_stay(rows, outputs):
+    numbers = NUMBERS | {"w": RANDOM.standard_normal((252, 3)), "u": RANDOM.standard_normal((6, 3))}
+    rows = [("Conv", "x first_pruned bias_pruned", "a", SAME), ("Relu", "a", "b"), *rows]
+    numbers["one"] = np.array([1])
+    assert (6, 8, 3, 3) in weights_after_folding(rows, outputs=outputs, numbers=numbers)
 
 
 def test_channels_that_the_next_weight_ignores_are_dropped():

@@ -5,6 +5,7 @@
 Pruned networks have such channels, whose weights a tool has set to zero, and so has a convolution of whose output only
 a slice is read. Activations, norms, pools, sums and depthwise convolutions keep channels apart. A channel is dropped
 from all of them together, or from none if an operator that mixes channels in another way reads or computes one of them.
+A linear layer may read them too, of the image as a row.
 
 A channel that has one number everywhere, such as the shift of a BatchNorm whose scale a tool has set to zero, goes into
 the bias of a convolution that does not pad.
@@ -30,11 +31,12 @@ from repaconv.graph.nodes_and_constants import (
     is_constant,
     is_read,
     nodes_of,
+    only_reader,
     shape_of_constant,
 )
 from repaconv.graph.operator_facts import POOLS, REDUCTIONS, SELECTIONS, UNARY
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
+from repaconv.graph.symbolic_shapes import rank_of, set_shape, shaped_like, sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.kernels_from_onnx import (
     LAYERS,
@@ -57,6 +59,8 @@ BROADCASTING = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min")
 """Operators of several images, and of constants."""
 ONE_IMAGE = (*POOLS, *REDUCTIONS, *SELECTIONS, "BatchNormalization", "Clip", "Identity", "Pad", "PRelu", "Resize")
 """Further operators that act channel by channel on their first input, under conditions."""
+ROWS = ("Flatten", "Reshape", "Squeeze", "ReduceMean")
+"""Operators that make a row of an image, each channel after the one before."""
 BLOCKS = (16, 8, 4)
 """Channels that runtimes compute together on CPUs: a layer of fewer channels that fill no blocks may take longer."""
 NOT_ZERO_AT_ZERO = ("Cos", "Exp", "HardSigmoid", "Log", "Reciprocal", "Sigmoid", "Softplus")
@@ -100,6 +104,7 @@ class _Channels:
     def _enter(self, node: ir.Node) -> None:
         """Record what a node reads, which channels it keeps together, and the numbers of its outputs."""
         known = self._enter_layer(node) or self._enter_concat(node) or self._enter_selection(node)
+        known = known or self._enter_row(node)
         if not known and not self._enter_channelwise(node):
             for value in (*node.inputs, *node.outputs):
                 self._read(value)
@@ -184,6 +189,20 @@ class _Channels:
                 self.numbers[out] = self._numbers(one.value)[one.places]
         return True
 
+    def _enter_row(self, node: ir.Node) -> bool:
+        """A row of an image that a linear layer reads: it reads the channels of weights that are not zero."""
+        layer, x = _layer_of_rows(node), node.inputs[0] if node.inputs else None
+        if layer is None or x is None or layer.inputs[1] is None:
+            return False
+        numbers = self._numbers(x)
+        weight = stored(layer.inputs[1])
+        pixels = len(weight) // len(numbers)
+        used = (weight[::pixels] != 0).any(1)  # the first pixel tells nearly always, and no large weight is copied
+        for place in np.flatnonzero(~used):
+            used[place] = weight[place * pixels : (place + 1) * pixels].any()
+        self._read(x, np.flatnonzero(used & np.isnan(numbers)))
+        return True
+
     def _enter_channelwise(self, node: ir.Node) -> bool:
         images = _images(node)
         if not images:
@@ -261,6 +280,7 @@ class _Channels:
                 added = self._dropped_bias(node, kept)
                 _narrow(self.model, node, kept, made)
                 _add_bias(self.model, node, added)
+            yield from self._dropped_from_row(node, kept)
             if before is not None:
                 description = f"{node.op_type} {list(before)} -> {list(shape_of_constant(node.inputs[1]) or ())}"
                 yield Change(rewrite=UNREAD_CHANNELS.name, place=node.name or "", description=description)
@@ -269,6 +289,30 @@ class _Channels:
                 _narrow_selection(self.model, node, kept)
         for value, shape in shapes.items():
             set_shape(value, [*shape[:CHANNELS], int(kept[value].sum()), *shape[CHANNELS + 1 :]], value)
+
+    def _dropped_from_row(self, node: ir.Node, kept: dict[ir.Value, Mask]) -> Iterator[Change]:
+        """Drop channels from the weight of the layer that reads a row, and add to the layer what they did."""
+        layer, x, row = _layer_of_rows(node), node.inputs[0] if node.inputs else None, node.outputs[0]
+        weight = constant(layer.inputs[1]) if layer is not None else None
+        if layer is None or x is None or weight is None:
+            return
+        stay, numbers = kept[x], np.nan_to_num(self._numbers(x))  # channels of no known number have weights of zero
+        parts = weight.reshape(len(stay), -1, weight.shape[-1])
+        less = parts[stay].reshape(-1, weight.shape[-1])
+        write = Writer(self.model, node)
+        if node.op_type == "Reshape":
+            node.replace_input_with(1, write.constant([-1, len(less)]))
+        row.name = write.name(row.name)
+        set_shape(row, ((sizes(row) or ())[0], len(less)), row)
+        write = Writer(self.model, layer)
+        new = shaped_like(write("MatMul", row, write.constant(less, like=layer.inputs[1])), layer.outputs[0])
+        added = numbers[~stay] @ parts[~stay].sum(1)
+        if added.any():
+            new = shaped_like(write("Add", new, write.constant(added, like=layer.inputs[1])), new)
+        write.replace(layer.outputs[0], new)
+        self.model.graph.remove(layer, safe=True)
+        description = f"MatMul {list(weight.shape)} -> {list(less.shape)}"
+        yield Change(rewrite=UNREAD_CHANNELS.name, place=layer.name or "", description=description)
 
     def _dropped_bias(self, node: ir.Node, kept: dict[ir.Value, Mask]) -> Array | None:
         """What the channels that are dropped add to the outputs of a layer that stay; None for other nodes."""
@@ -352,6 +396,19 @@ def _components(count: int, pairs: list[tuple[Array, Array]]) -> Array:
             return least
 
 
+def _layer_of_rows(node: ir.Node) -> ir.Node | None:
+    """The linear layer that alone reads rows [B, c k] that a node makes of images [B, c, ...]; None for other nodes."""
+    x, out = node.inputs[0] if node.inputs else None, node.outputs[0]
+    layer = only_reader(out, "MatMul") if node.op_type in ROWS and not node.domain else None
+    weight = shape_of_constant(layer.inputs[1]) if layer is not None else None
+    before, after = sizes(x), sizes(out)
+    if x is None or width_of(x) is None or weight is None or before is None or after is None:
+        return None
+    axes = axes_of(node, len(before)) if node.op_type == "ReduceMean" else [CHANNELS + 1]
+    is_row = len(weight) == len(after) == 2 and after[0] == before[0] and bool(axes) and min(axes or (0,)) > CHANNELS
+    return layer if is_row else None
+
+
 def _is_depthwise(node: ir.Node) -> bool:
     shape = shape_of_constant(node.inputs[1]) if node.op_type == "Conv" else None
     return shape is not None and shape[1] == 1 and shape[0] == attribute(node, "group", 1) > 1
@@ -398,7 +455,7 @@ def _acts_on_channels(node: ir.Node, rank: int) -> bool:
     if kind == "BatchNormalization":
         return batchnorm(node) is not None
     if kind == "Resize":
-        return resizes_pixels_only(node) and input_at(node, 3) is None
+        return resizes_pixels_only(node)
     if kind == "Pad":
         return len(node.inputs) < 4 and spatial_padding(node) is not None
     if kind == "PRelu":
@@ -439,7 +496,7 @@ def _narrow(
             numbers = constant(value)
             assert numbers is not None
             less = _rows_and_columns(node, place, numbers, rows, columns)
-            made[key] = value if less.shape == numbers.shape else Writer(model, node).constant(less, like=value)
+            made[key] = value if np.array_equal(less, numbers) else Writer(model, node).constant(less, like=value)
         if made[key] is not value:
             node.replace_input_with(place, made[key])
     if node.op_type == "Conv" and attribute(node, "group", 1) > 1:
@@ -463,7 +520,11 @@ def _rows_and_columns(node: ir.Node, place: int, numbers: Array, rows: Mask, col
         return numbers.compress(first, 0).compress(second, 1)
     if node.op_type in (*LAYERS, "BatchNormalization"):
         return numbers.compress(rows, 0)
-    axis = numbers.ndim - rank_of(node.outputs[0]) + CHANNELS
+    rank = rank_of(node.outputs[0])
+    if node.op_type == "Resize" and place == 3:
+        axes = np.array(attribute(node, "axes", range(rank))) % rank
+        return np.where(axes == CHANNELS, rows.sum(), numbers)
+    axis = numbers.ndim - rank + CHANNELS
     has_channels = node.op_type in (*BROADCASTING, "PRelu") and axis >= 0 and numbers.shape[axis] == len(rows)
     return numbers.compress(rows, axis) if has_channels else numbers
 

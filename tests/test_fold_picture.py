@@ -5,15 +5,25 @@ from __future__ import annotations
 import importlib.util
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from foreign_nets import exported
+from test_lora import factors, peft, save
 from torch import nn
 
 import repaconv as rc
 from repaconv import models
+from repaconv.backbones.blockwise_vit import BlockwiseReading
+from repaconv.method_api.contract import Reading
+from repaconv.methods.lora import AdaptedReading
+from repaconv.methods.repavit.checkpoint_reading import RePaViTReading
+from repaconv.methods.repconv.checkpoint_reading import RepConvReading
+from repaconv.methods.riformer.checkpoint_reading import RIFormerReading
 from repaconv.results import Change, FoldedLayer
+from repaconv.sources.method_detection import load_method
+from repaconv.stages.fold import layer_correspondence
 from repaconv.stages.report.fold_picture import MOST_DRAWN, fold_svg, places_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,6 +58,36 @@ def test_parallel_branches_became_one_and_a_layer_without_use_is_gone():
     assert [into[f"mlp.branches.{n}.fc1"] for n in (0, 1)] == [("mlp.fc1",)] * 2
     _, _, into = block("dwconv", "blocks.2")
     assert into["attn.dw"] == ()
+
+
+READINGS = (AdaptedReading, BlockwiseReading, RePaViTReading, RepConvReading, RIFormerReading)
+
+
+def certificate(path, **settings):
+    """The rows of a fold that have layers, and how often the checkpoint was read for them."""
+    with patch.object(layer_correspondence, "understood", wraps=layer_correspondence.understood) as reading:
+        folded = rc.fold(path, out="run", force=True, settings=settings)
+    return [step for step in folded.certificate if step.before], reading.call_count
+
+
+@pytest.mark.parametrize("name", ["dwconv", "nondeep", "pyra", "repavit", "riformer", "repvgg", "adapters"])
+def test_the_layers_are_those_of_reading_the_checkpoint_again_for_each(name, monkeypatch):
+    path, settings = SHIPPED / f"{name}.pth", {}
+    if name == "repvgg":
+        path = save(load_method("repconv").example("tiny-repvgg", 1))
+    elif name == "adapters":
+        weights = load_method("repavit").example("tiny", 1)
+        adapted = peft(weights, factors(weights, ["blocks.0.attn.qkv", "blocks.1.attn.proj"]))
+        path = save({f"module.{key}": tensor for key, tensor in adapted.items()})
+        settings = {"num_heads": "3", "lora_alpha": "6"}
+    rows, readings = certificate(path, **settings)
+    assert readings == 0
+    for each in READINGS:
+        monkeypatch.setattr(each, "with_tensors", Reading.with_tensors)
+    again, readings = certificate(path, **settings)
+    assert again == rows
+    assert readings == max(len(step.before) for step in rows)
+    assert sum(bool(layer.into) for step in rows for layer in step.before) > len(rows)
 
 
 def test_a_change_of_a_graph_has_its_layers():

@@ -83,6 +83,10 @@ class BlockwiseReading(Reading, Generic[Block]):
         """The weights of one block in float64, by their names within the block."""
         return in_float64(under_prefix(self.tensors, f"blocks.{index}."))
 
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> BlockwiseReading[Block]:
+        """The same network with other weights; see `Reading`."""
+        return replace(self, tensors=tensors)
+
     def parts(self) -> Iterator[FoldedPart]:
         """Yield the stem, the folded blocks and the folded head; see `Reading`."""
         yield fold_stem(self.tensors)

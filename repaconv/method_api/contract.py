@@ -85,6 +85,15 @@ class Reading(ABC):
     def parts(self) -> Iterator[FoldedPart]:
         """Fold the network and yield the deploy form's tensors in parts, so that only one part at a time is float64."""
 
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Reading | None:
+        """The same network with other weights of the same names and shapes; None if it must be read from a checkpoint.
+
+        The picture of a fold folds the first blocks once for each of their layers, with other values in that layer. A
+        method whose ``parts`` reads ``tensors`` and otherwise nothing that depends on their values returns
+        ``replace(self, tensors=tensors)``, so that not the whole checkpoint is read each time.
+        """
+        return None
+
     def require_whole(self) -> None:
         """Require that ``tensors`` match the state dict of the network as trained.
 

@@ -395,11 +395,32 @@ class AdaptedReading(Reading):
             attach_adapter(module, path, adapter)
         return module.eval()
 
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> AdaptedReading | None:
+        """The same network with other weights; see `Reading`. Only changed adapters are merged again."""
+        adapters = {
+            path: replace(adapter, a=tensors[f"{path}.lora_a"], b=tensors[f"{path}.lora_b"])
+            for path, adapter in self.adapters.items()
+        }
+        unchanged = {path for path in adapters if all(tensors[n] is self.tensors[n] for n in _names_of(path))}
+        merged = {
+            f"{path}.weight": self.inner.tensors[f"{path}.weight"]
+            if path in unchanged
+            else adapter.merged(tensors[f"{path}.weight"])
+            for path, adapter in adapters.items()
+        }
+        inner = self.inner.with_tensors({name: merged.get(name, tensors[name]) for name in self.inner.tensors})
+        return None if inner is None else replace(self, tensors=tensors, inner=inner, adapters=adapters)
+
     def parts(self) -> Iterator[FoldedPart]:
         """Yield the adapters' rows of the certificate, then the method's parts, which have the merged weights."""
         for path, adapter in self.adapters.items():
             yield adapter_fold_part(path, adapter, self.tensors[f"{path}.weight"], self.inner.tensors[f"{path}.weight"])
         yield from self.inner.parts()
+
+
+def _names_of(path: str) -> tuple[str, str, str]:
+    """The tensors of the adapted layer at ``path`` in an `AdaptedReading`, without the bias."""
+    return f"{path}.weight", f"{path}.lora_a", f"{path}.lora_b"
 
 
 def with_adapters(method: Method) -> Method:

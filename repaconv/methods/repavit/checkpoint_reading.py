@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -179,6 +179,10 @@ class RePaViTReading(Reading):
         for index in range(len(self.ffns)):
             yield self._block(index)
         yield from self.ffn_replacement.fold_outside_blocks(self.config, self.tensors)
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> RePaViTReading:
+        """The same network with other weights; see `Reading`."""
+        return replace(self, tensors=tensors)
 
     def _block(self, index: int) -> FoldedPart:
         ffn, a = self.ffns[index], self.active[index]

@@ -186,6 +186,10 @@ class RepConvReading(Reading):
         """The network with its branches; the deploy network if the file is in deploy form."""
         return RepConv(self.config, None if self.deployed else self.block).eval()
 
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> RepConvReading:
+        """The same network with other weights; see `Reading`."""
+        return replace(self, tensors=tensors)
+
     def parts(self) -> Iterator[FoldedPart]:
         """Yield every block as one convolution, and the head unchanged."""
         for name, block in self.config.blocks.items():

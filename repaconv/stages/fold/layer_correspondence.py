@@ -61,7 +61,7 @@ def with_layers(
 
 
 def _layers_in(module: str, layers: Layers) -> list[str]:
-    return [name for name in layers if name.startswith(f"{module}.")]
+    return [name for name in layers if _inside(name, module)]
 
 
 def _before_and_after(module: str, before: Layers, after: Layers, into: Mapping[str, set[str]]) -> dict[str, Any]:
@@ -126,18 +126,26 @@ def _dependencies(
     into: dict[str, set[str]] = {}
     for turn in range(max(map(len, layers.values()), default=0)):
         changed = {module: names[turn] for module, names in layers.items() if turn < len(names)}
-        tensors = dict(found.tensors)
-        for key in trained.tensors:
-            if _layer_of(key, changed.values()):
-                for name in {
-                    key,
-                    trained.names.get(key, key),
-                } & tensors.keys():  # none if the reading composed it from several tensors
-                    tensors[name] = _perturbed(tensors[name])
-        now = _folded(understood(method, replace(found, tensors=tensors), settings), layers)
+        of_layers = [key for key in trained.tensors if _layer_of(key, changed.values())]
+        now = _folded(_changed(found, method, settings, trained, of_layers), changed)
         for module, name in changed.items():
-            into[name] = {key for key in now if key.startswith(f"{module}.") and not _same(right.get(key), now[key])}
+            into[name] = {key for key in now if _inside(key, module) and not _same(right.get(key), now[key])}
     return into
+
+
+def _changed(
+    found: Checkpoint, method: Method, settings: Mapping[str, str], trained: Reading, names: Sequence[str]
+) -> Reading:
+    """The network with other values in these tensors; read from the checkpoint again if the method requires it."""
+    changed = trained.with_tensors({**trained.tensors, **{name: _perturbed(trained.tensors[name]) for name in names}})
+    if changed is not None:
+        return changed
+    stored = {each for name in names for each in (name, trained.names.get(name, name))}  # composed tensors have neither
+    tensors = {
+        name: tensor if stored.isdisjoint((name, found.names.get(name, name))) else _perturbed(tensor)
+        for name, tensor in found.tensors.items()
+    }
+    return understood(method, replace(found, tensors=tensors), settings)
 
 
 def _layer_of(key: str, layers: Collection[str]) -> bool:
@@ -159,12 +167,18 @@ def _same(one: Tensor | None, other: Tensor) -> bool:
     return one is not None and one.shape == other.shape and bool((one == other).all())
 
 
-def _folded(reading: Reading, modules: Mapping[str, Any]) -> dict[str, Tensor]:
+def _folded(reading: Reading, modules: Collection[str]) -> dict[str, Tensor]:
     """The folded tensors of some modules; folding stops after the last of them."""
     waiting, tensors = set(modules), {}
     for part in reading.parts() if waiting else ():
-        tensors.update({key: value.double() for key, value in part.tensors.items()})
+        tensors.update(
+            {key: value.double() for key, value in part.tensors.items() if any(_inside(key, name) for name in modules)}
+        )
         waiting -= {part.step.module} if part.step else set()
         if not waiting:
             break
     return tensors
+
+
+def _inside(name: str, module: str) -> bool:
+    return name.startswith(f"{module}.")

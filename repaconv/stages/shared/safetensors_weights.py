@@ -8,6 +8,7 @@ header's length, the header as JSON, the bytes of the tensors.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from repaconv.method_api.contract import FoldedPart
 
+DISK_BYTES = 1 << 26
+"""Bytes from which a file is put on the disk while more is written; small files wait for the disk once."""
 _NAMES = {"float32": "F32", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
 
 
@@ -66,14 +69,42 @@ def write_weights(
     header, offsets, end = _header(infos, expected)
 
     def writer(temporary: Path) -> None:
-        with temporary.open("wb") as file:
+        with temporary.open("wb") as file, _DiskWrites(file) as disk:
             file.write(header)
-            _write_parts(file, parts, expected, offsets)
+            _write_parts(file, parts, expected, offsets, disk)
             file.truncate(end)
-        described(temporary)
+            file.flush()
+            disk.begin(end)
+            described(temporary)
 
     write_payload(path, writer)
     return infos
+
+
+class _DiskWrites:
+    """Has the system put a large file on the disk while the rest is computed, so that the end does not wait for all."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.started, self.pool, self.running = file, 0, thread_pool(1), Future[None]()
+        self.running.set_result(None)
+
+    def __enter__(self) -> _DiskWrites:
+        return self
+
+    def __exit__(self, *failed: object) -> None:
+        self.pool.shutdown()
+        if not any(failed):
+            self.running.result()
+
+    def begin(self, written: int) -> None:
+        """Start when enough bytes were added to the file, if the disk is not busy with those before.
+
+        Args:
+            written: Number of bytes that were written.
+        """
+        if written - self.started >= DISK_BYTES and self.running.done():
+            self.running.result()
+            self.started, self.running = written, self.pool.submit(os.fsync, self.file.fileno())
 
 
 def _header(infos: Iterable[TensorInfo], expected: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
@@ -90,14 +121,20 @@ def _header(infos: Iterable[TensorInfo], expected: Mapping[str, Tensor]) -> tupl
 
 
 def _write_parts(
-    file: BinaryIO, parts: Iterable[FoldedPart], expected: Mapping[str, Tensor], offsets: Mapping[str, int]
+    file: BinaryIO,
+    parts: Iterable[FoldedPart],
+    expected: Mapping[str, Tensor],
+    offsets: Mapping[str, int],
+    disk: _DiskWrites,
 ) -> None:
     """Write every tensor at its offset; one part is written while the next is computed."""
     from repaconv.checkpoints.tensor_sanity_checks import are_finite  # imports torch, which makes the parts
 
     left = set(expected)
+    written_bytes = 0
 
     def write(part: FoldedPart) -> None:
+        nonlocal written_bytes
         for name, value in part.tensors.items():
             if name not in left or value.shape != expected[name].shape:
                 raise _not_the_deploy_form(f"{name} {list(value.shape)}")
@@ -107,6 +144,8 @@ def _write_parts(
                 raise _exceeds_float32(name)
             file.seek(offsets[name])
             file.write(stored.numpy().data)
+            written_bytes += stored.nbytes
+        disk.begin(written_bytes)
 
     with thread_pool(1) as pool:
         written: Future[None] | None = None

@@ -11,6 +11,7 @@ from repaconv.backbones.image_size_check import require_size
 from repaconv.core import plugins, run_folder
 from repaconv.core.errors import GateFailed, Refused, UsageProblem
 from repaconv.core.files import lock_folder, sha256_of
+from repaconv.core.memory_release import freed_memory_kept
 from repaconv.core.progress import Progress, silent
 from repaconv.core.thread_pool import thread_pool
 from repaconv.method_api.preprocessing import require_channels
@@ -120,6 +121,7 @@ def _divergent_module(trained: Reading, size: ImageSize, tolerance: float) -> st
 # The fold itself
 
 
+@freed_memory_kept()  # every block makes float64 arrays of the same sizes
 def fold_file_by(
     options: FoldOptions,
     checkpoint: str | Path,
@@ -175,24 +177,26 @@ def _plan(options: FoldOptions, found: Checkpoint, overrule: bool) -> _Plan:
     checkpoint = found.path
     from repaconv.stages.shared.preset_choice import choose_preset, shapes_sha256
 
-    method, detection = choose_method(found, options.method)
-    _require_trained(checkpoint, method, detection, allowed=options.allow_deployed)
-    given = options.settings or {}
-    identified = _identified_settings(method, found, given, Path(options.identify)) if options.identify else {}
-    settings = {**given, **identified}
-    trained = understood(method, found, settings)
-    require_channels(settings, trained.preprocessing, trained.config.in_channels)
-    overruled = _accepted_contradictions(trained.facts, allowed=overrule)
-    backbone = plugins.load(plugins.BACKBONES, trained.backbone)
-    size = backbone.image_size(trained.config, trained.preprocessing.image_size)
-    require_size(backbone, trained.config, *size)
-    config = backbone.to_json(trained.config)
-    shapes = shapes_sha256({"backbone": trained.backbone, "config": config, "image_size": list(size)})
-    written = choose_preset(options.preset, method.official_rewrites, shapes)
-    run = run_folder.prepare_run(
-        checkpoint, found.origin.sha256, Path(options.out) if options.out else None, force=options.force
+    out = Path(options.out) if options.out else None
+    with thread_pool(1) as pool:  # hashes the files that will be replaced while the checkpoint is read
+        run = pool.submit(run_folder.prepare_run, checkpoint, found.origin.sha256, out, force=options.force)
+        method, detection = choose_method(found, options.method)
+        _require_trained(checkpoint, method, detection, allowed=options.allow_deployed)
+        given = options.settings or {}
+        identified = _identified_settings(method, found, given, Path(options.identify)) if options.identify else {}
+        settings = {**given, **identified}
+        trained = understood(method, found, settings)
+        require_channels(settings, trained.preprocessing, trained.config.in_channels)
+        overruled = _accepted_contradictions(trained.facts, allowed=overrule)
+        backbone = plugins.load(plugins.BACKBONES, trained.backbone)
+        size = backbone.image_size(trained.config, trained.preprocessing.image_size)
+        require_size(backbone, trained.config, *size)
+        config = backbone.to_json(trained.config)
+        shapes = shapes_sha256({"backbone": trained.backbone, "config": config, "image_size": list(size)})
+        written = choose_preset(options.preset, method.official_rewrites, shapes)
+    return _Plan(
+        options, found, method, settings, identified, trained, overruled, backbone, size, written, run.result()
     )
-    return _Plan(options, found, method, settings, identified, trained, overruled, backbone, size, written, run)
 
 
 def _require_trained(checkpoint: Path, method: Method, detection: Detection, *, allowed: bool) -> None:

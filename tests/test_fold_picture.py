@@ -81,7 +81,7 @@ def test_the_layers_are_those_of_reading_the_checkpoint_again_for_each(name, mon
         path = save({f"module.{key}": tensor for key, tensor in adapted.items()})
         settings = {"num_heads": "3", "lora_alpha": "6"}
     rows, readings = certificate(path, **settings)
-    assert readings == 0
+    assert (readings == 0) == (name != "nondeep")  # its heads are as wide as the rank of the weights
     for each in READINGS:
         monkeypatch.setattr(each, "with_tensors", Reading.with_tensors)
     again, readings = certificate(path, **settings)

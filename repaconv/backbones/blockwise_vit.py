@@ -69,11 +69,17 @@ Block = TypeVar("Block", bound=TrainedBlock)
 
 @dataclass(frozen=True, kw_only=True)
 class BlockwiseReading(Reading, Generic[Block]):
-    """A vision transformer with a method's blocks that was read from a checkpoint."""
+    """A vision transformer with a method's blocks that was read from a checkpoint.
+
+    Attributes:
+        blocks: The blocks as trained.
+        sized_by_values: Whether sizes in ``config`` follow from the weights' values, e.g. from the rank of a matrix.
+    """
 
     backbone: str = "vit"
     config: ViTConfig
     blocks: tuple[Block, ...]
+    sized_by_values: bool = False
 
     def module(self) -> nn.Module:
         """The network as trained; see `Reading`."""
@@ -83,9 +89,9 @@ class BlockwiseReading(Reading, Generic[Block]):
         """The weights of one block in float64, by their names within the block."""
         return in_float64(under_prefix(self.tensors, f"blocks.{index}."))
 
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> BlockwiseReading[Block]:
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> BlockwiseReading[Block] | None:
         """The same network with other weights; see `Reading`."""
-        return replace(self, tensors=tensors)
+        return None if self.sized_by_values else replace(self, tensors=tensors)
 
     def parts(self) -> Iterator[FoldedPart]:
         """Yield the stem, the folded blocks and the folded head; see `Reading`."""

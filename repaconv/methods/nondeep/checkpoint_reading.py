@@ -64,7 +64,7 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
             code="nondeep.lambda",
         )
     specs = tuple(block.spec_for(net.config, net.weights(index)) for index, block in enumerate(net.blocks))
-    return replace(net, config=replace(net.config, blocks=specs))
+    return replace(net, config=replace(net.config, blocks=specs), sized_by_values=True)
 
 
 def read_at_any_lambda(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[BranchBlock]:

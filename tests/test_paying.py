@@ -10,17 +10,19 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
+from foreign_faults import NETS
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
 from repaconv.core.run_folder import Run
 from repaconv.results import Ratio
 from repaconv.rewrites.fold.fold_pipeline import without
-from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, revert_harmful
+from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, refold_without, revert_harmful
 from repaconv.sources.graph_fold import folded
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.fold import speed_reverts
 from repaconv.stages.fold.speed_reverts import evaluate_speed, revert_slower
+from repaconv.verification import graph_with_cached_outputs
 from repaconv.verification.graph_with_cached_outputs import Evaluated
 
 
@@ -149,3 +151,28 @@ def test_a_graph_of_microseconds_is_not_measured(normed):
     smaller, changes, _ = folded(Path("net.onnx"), normed)
     whole = Kept(Evaluated(smaller), changes)
     assert revert_slower(whole, given, partial(folded, Path("net.onnx"), normed)) is whole
+
+
+def test_a_large_fold_is_released_while_another_is_made_and_rounded_again(monkeypatch):
+    model = NETS["encoder"].model()
+    made = folded(Path("net.onnx"), model)
+    fold, written = (
+        Kept(Evaluated(made.model, in_float64=made.in_float64), made.changes),
+        made.model.SerializeToString(),
+    )
+    held = []
+
+    def refold(names):
+        held.append(vars(fold.graph)["_model"])
+        return folded(Path("net.onnx"), model, names)
+
+    name = made.changes[0].rewrite
+    refold_without(fold, name, refold, "")
+    assert held.pop() is made.model  # few weights stay
+    monkeypatch.setattr(graph_with_cached_outputs, "KEPT_DURING_FOLD_BYTES", 0)
+    refold_without(fold, name, refold, "")
+    assert held.pop() is None
+    assert fold.graph.model.SerializeToString() == written
+    alone = Evaluated(made.model)
+    alone.release_while_folding()
+    assert alone.model is made.model  # nothing else has its weights

@@ -597,7 +597,7 @@ def test_a_graph_of_few_weights_is_loaded_once_until_it_is_compared(monkeypatch)
     verification_links(Path("net.onnx"), graph, Evaluated(ill_conditioned()), few=True)
     assert len(opened) == 2
     assert "session" not in vars(graph)
-    monkeypatch.setattr(Evaluated, "may_stay_open", False)
+    monkeypatch.setattr(graph_with_cached_outputs, "KEPT_DURING_FOLD_BYTES", 0)
     require_runnable(Path("net.onnx"), large := Evaluated(ill_conditioned()))
     assert "session" not in vars(large)
 

@@ -81,6 +81,7 @@ def revert_harmful(fold: Kept, given: Evaluated, refold: Refold, evaluate: Calla
     while evaluation.why and (names := _revertible(fold)):
         before, why = fold, evaluation.why
         for place, name in enumerate(names):
+            fold.graph.release_while_folding()  # the best so far
             other = refold_without(before, name, refold, why)
             found = evaluate(other)
             better = not place or found.rank < evaluation.rank
@@ -99,6 +100,7 @@ def _revertible(fold: Kept) -> list[str]:
 
 def refold_without(fold: Kept, name: str, refold: Refold, why: str) -> Kept:
     """Fold again without one more rewrite; ``why`` is the reason that is recorded."""
+    fold.graph.release_while_folding()
     reverts = fold.reverts.with_revert(name, why)
     return _kept(refold(reverts.names), reverts)
 
@@ -141,10 +143,9 @@ def fold_no_larger(given: Evaluated, before: Evaluated, refold: Refold, reverts:
         refold: Folds the graph without some of the rewrites.
         reverts: What is reverted from the start.
     """
-    found = refold(reverts.names)
-    if not found.changes:
+    fold = _kept(refold(reverts.names), reverts)
+    if not fold.changes:
         return Kept(given, (), reverts)
-    fold = _kept(found, reverts)
     at = _sizes_of_use(given)
     least = size_of(before, at)
 

@@ -844,8 +844,7 @@ def require_runnable(source: Path, graph: Evaluated) -> None:
     except Unrunnable as error:
         raise unrunnable(source, graph.model, error) from error
     finally:
-        if not graph.may_stay_open:
-            graph.close()
+        graph.release_while_folding()
 
 
 def _require_opened(source: Path, graph: Evaluated, *, folded: bool = False) -> None:

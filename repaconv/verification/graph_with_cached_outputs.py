@@ -29,12 +29,14 @@ EXPENSIVE_MACS = 10**9
 KEPT_SESSION_BYTES = 2**27
 """Bytes of weights up to which a session that is needed again stays open, instead of being loaded a second time."""
 
+KEPT_DURING_FOLD_BYTES = 2**26
+"""Bytes of weights up to which sessions and other folds stay in memory while a graph is folded, which takes most."""
+
 
 class Evaluated:
     """A graph with cached outputs; a `repaconv.verification.model_runners.Runner`. Callers must not modify the outputs.
 
     Attributes:
-        model: The graph, with its weights.
         sample: Sample inputs, if the user gave some.
         in_float64: The same graph before its weights were rounded, where it was folded in float64.
     """
@@ -42,10 +44,21 @@ class Evaluated:
     def __init__(
         self, model: onnx.ModelProto, sample: Feeds | None = None, in_float64: Float64Graph | None = None
     ) -> None:
-        self.model, self.sample, self.in_float64 = model, sample, in_float64
+        self._model: onnx.ModelProto | None = model
+        self.sample, self.in_float64 = sample, in_float64
         self._outputs: dict[bytes, dict[str, Any]] = {}
         self._float64_outputs: dict[bytes, dict[str, Any]] = {}
         self._macs: dict[tuple[tuple[str, int], ...], int | None] = {}
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The graph, with its weights; they are rounded again if they were released."""
+        if self._model is None:
+            from repaconv.graph.float64_rewriting import rounded_to_float32
+
+            assert self.in_float64 is not None
+            self._model = rounded_to_float32(self.in_float64)
+        return self._model
 
     @cached_property
     def session(self) -> Session:
@@ -62,16 +75,35 @@ class Evaluated:
             release_freed_memory()
 
     @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights."""
+        size: int = sum(weight.ByteSize() for weight in self.model.graph.initializer)
+        return size
+
+    @property
     def may_stay_open(self) -> bool:
         """Whether its weights are so few that its session may stay open until it is needed again."""
-        size: int = sum(weight.ByteSize() for weight in self.model.graph.initializer)
-        return size <= KEPT_SESSION_BYTES
+        return self.weight_bytes <= KEPT_SESSION_BYTES
 
     def discard(self) -> None:
         """Release what the graph holds besides its weights: reference cycles keep that until garbage collection."""
         self.close()
         if (read := self.__dict__.pop("_read", None)) is not None:
             release_weights(read.settled)
+
+    def release_while_folding(self) -> None:
+        """Release what a large graph holds, before another fold is made; it is made again if it is still needed.
+
+        The weights are released too, if the same fold in float64 has them, which keeps them in a file.
+        """
+        if self.weight_bytes <= KEPT_DURING_FOLD_BYTES:
+            return
+        if self.in_float64 is None:
+            self.close()
+            return
+        self.discard()
+        self._model = None
+        release_freed_memory()
 
     @property
     def inputs(self) -> tuple[Port, ...]:

@@ -33,6 +33,7 @@ from repaconv.graph.nodes_and_constants import (
     nodes_of,
     only_reader,
     shape_of_constant,
+    stored,
 )
 from repaconv.graph.operator_facts import POOLS, REDUCTIONS, SELECTIONS, UNARY
 from repaconv.graph.rewrite_contract import Rewrite

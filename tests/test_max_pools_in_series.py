@@ -131,9 +131,8 @@ def test_pools_of_another_kind_stay(more):
         [("Relu", "x", "r"), pool("a", 5), pool("b", 9, value="r")],
         [pool("a", 5), pool("b", 5, value="a")],
         [pool("a", 5)],
-        [pool("a", 1), pool("b", 5)],
     ],
-    ids=["of another value", "in series", "alone", "of one pixel"],
+    ids=["of another value", "in series", "alone"],
 )
 def test_other_pools_stay(rows):
     given = network(*rows)

@@ -92,7 +92,7 @@ BETWEEN = {
     "sum of crops of sums": (
         [
             *(*TWO, ("Add", "c d", "e"), ("Slice", "e lo hi ax", "f"), ("Cos", "x", "x3"), ("Conv", "x3 k", "o")),
-            *[("MaxPool", "o", "o2", {"kernel_shape": [1, 1]}), ("Add", "f o2", "z")],
+            *[("MaxPool", "o", "o2", {"kernel_shape": [3, 3], "pads": [1] * 4}), ("Add", "f o2", "z")],
         ],
         WIDTH,
         integers(lo=[1, 1], hi=[7, 7], ax=[2, 3]),

@@ -542,6 +542,18 @@ def test_a_pool_of_some_pixels_stays(attributes):
     assert "MaxPool" in folded(graph(rows, weights, {"x": (2, 3, 6, 6)}), normal(2, 3, 6, 6))
 
 
+@pytest.mark.parametrize("last", ["BatchNormalization", "Conv"])
+def test_a_norm_keeps_its_scale_if_only_some_of_the_parts_into_which_it_is_split_can_take_it(last):
+    """Inside the norm it costs nothing; a padded convolution cannot take the shift."""
+    weights = {"g": normal(8), "b": normal(8), "k": normal(4, 1, 3, 3), "s": normal(4), "half": np.array([4, 4])}
+    weights |= {"v": RANDOM.random(4) + 0.5, "w": normal(4, 4, 1, 1)}
+    rows = [("LayerNormalization", "x g b", "1"), ("Transpose", "1", "2", {"perm": [0, 3, 1, 2]})]
+    rows += [("Split", "2 half", "3 4", {"axis": 1}), ("Conv", "3 k", "y", {"pads": [1] * 4, "group": 4})]
+    rows += [("BatchNormalization", "4 s s s v", "z") if last == "BatchNormalization" else ("Conv", "4 w", "z")]
+    found = folded(graph(rows, weights, {"x": (2, 6, 6, 8)}, ("y", "z")), normal(2, 6, 6, 8))
+    assert {"Mul", "Add"}.isdisjoint(found)
+
+
 @pytest.mark.parametrize("joined", ["x l s m", "s m x l"])
 def test_a_sum_that_is_concatenated_with_one_of_its_terms_stays_a_sum(joined):
     """As in ESRGAN+: without the sum, the Concat would be one of Pads."""

@@ -122,7 +122,7 @@ def gain_of(vertex: Vertex) -> int | None:
         return None  # the sum would be scaled or shifted, which costs nothing inside the norm
     if _adds(vertex) and any(_joins(user) for user in vertex.outputs):
         return None  # the Concat would add some channels, which takes a Pad for each value and their sum
-    saved = _cost(vertex, vertex.inputs, vertex.shift is not None)
+    saved = 0 if _is_in_norm(vertex) else _cost(vertex, vertex.inputs, vertex.shift is not None)
     if len(vertex.outputs) > 1 and any(isinstance(edge, Dense) for edge in vertex.inputs.values()):
         saved -= 1  # at equal cost, one product that several vertices read is better than several products
     arranged = arrangement(vertex) if len(vertex.outputs) > 1 else None
@@ -140,6 +140,12 @@ def gain_of(vertex: Vertex) -> int | None:
         kept = shifted and (arranged is None or user not in arranged.shifted)
         saved += _cost(user, now, kept) - _cost(user, then, shifted or vertex.shift is not None)
     return saved
+
+
+def _is_in_norm(vertex: Vertex) -> bool:
+    """Whether the vertex costs nothing, as the scale and shift of a norm, and would be one for each of its readers."""
+    alone = all(len(source.outputs) == 1 for source in vertex.inputs)
+    return vertex.of_norm and alone and len(vertex.outputs) > 1
 
 
 def _is_alone(vertex: Vertex) -> bool:

@@ -291,6 +291,22 @@ def test_a_weight_that_levels_share_takes_in_a_norm_that_they_share(transposed):
     assert not kept.reverts.names
 
 
+def test_constants_are_folded_next_to_a_weight_that_is_shared():
+    """As the weights of a sum of images in EfficientDet, which its code divides by their sum."""
+    model = shared_head(3)
+    kind = model.graph.initializer[0].data_type
+    numbers = np.ones(1, onnx.helper.tensor_dtype_to_np_dtype(kind))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(numbers, "e"))
+    nodes = [("Exp", ["e"], ["f"]), ("Mul", ["y0", "f"], ["z"])]
+    model.graph.node.extend(onnx.helper.make_node(*row) for row in nodes)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", kind, None))
+    kept = kept_of(Evaluated(model), partial(folded, Path("net.onnx"), model))
+    assert kept.reverts.names == ("unshare",)
+    assert [change.rewrite for change in kept.changes] == ["shapes"]
+    assert "Exp" not in operators(kept.graph.model)
+    assert difference(results(model), results(kept.graph.model)) < 1e-12
+
+
 def test_other_layers_fold_next_to_a_weight_that_is_shared():
     model = shared_head(3)
     more = onnx.helper.make_node("Conv", ["y0", "u"], ["d"], pads=[1] * 4)

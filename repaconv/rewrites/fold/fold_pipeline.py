@@ -62,11 +62,14 @@ def without(names: Collection[str]) -> tuple[Rewrite, ...]:
 
     Without ``affine``, `BEFORE_AFFINE` are left out as well. `UNSHARE` names no rewrite: leaving it out adds
     `KEEP_SHARED`, so that shared weights are not folded. Neither does ``value:NAME``: nothing is folded across that
-    value (`repaconv.rewrites.fold.fold_barriers`).
+    value (`repaconv.rewrites.fold.fold_barriers`). `KEEP_SHARED` folds constants, too, but does not report it, so that
+    it follows the rewrites that do.
     """
     left_out = {*names, *((fold.name for fold in BEFORE_AFFINE) if AFFINE.name in names else ())}
     kept = tuple(fold for fold in FOLDS if fold.name not in left_out)
-    kept = (KEEP_SHARED, *kept) if UNSHARE in left_out else kept
+    if UNSHARE in left_out:
+        constants = tuple(fold for fold in kept if fold in (WEIGHTS, SHAPES))
+        kept = (*constants, KEEP_SHARED, *(fold for fold in kept if fold not in constants))
     values = kept_values(names)
     return (keep(values), *kept) if values else kept
 

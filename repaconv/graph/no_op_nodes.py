@@ -13,7 +13,7 @@ import numpy as np
 
 from repaconv.graph.constants_of_dynamic_shape import assigns_all
 from repaconv.graph.index_selections import EVERYTHING, Selection, selection_of
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, input_at, is_read, made_by
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, input_at, is_constant, is_read, made_by
 from repaconv.graph.operator_facts import PRODUCTS, REDUCTIONS, VIEWS
 from repaconv.graph.symbolic_shapes import sizes
 
@@ -91,7 +91,7 @@ def _is_no_op(node: ir.Node) -> bool:
     if node.op_type in ("AveragePool", "MaxPool"):
         return _is_of_single_pixels(node)
     if node.op_type in (*REDUCTIONS, "GlobalAveragePool", "GlobalMaxPool"):
-        return _keeps_size(node)
+        return all(map(is_constant, node.inputs[1:])) and _keeps_size(node)
     return node.op_type in _OF_SEVERAL and len(node.inputs) == 1
 
 

@@ -109,7 +109,7 @@ def test_cleaning_sorts_a_graph_that_is_not_sorted():
     assert [node.op_type for node in model.graph] == ["Abs", "Relu"]
 
 
-def probes_where(runs):
+def probes_where(runs, nodes=None, **weights):
     """The inputs of a graph that runs where this is true of the height, and all that were tried."""
     tried = []
 
@@ -119,7 +119,7 @@ def probes_where(runs):
             raise ValueError("not at this height")
         return {"y": feeds["x"]}
 
-    write(["N", 3, "H", "W"], ["N", 3, "H", "W"], [helper.make_node("Relu", ["x"], ["y"])], {})
+    write(["N", 3, "H", "W"], ["N", 3, "H", "W"], nodes or [helper.make_node("Relu", ["x"], ["y"])], weights)
     return probes(onnx.load("net.onnx"), run), tried
 
 
@@ -133,6 +133,22 @@ def test_sizes_that_take_long_are_tried_last():
     found, tried = probes_where(lambda height: height <= 28)
     assert found.usual["H"] == 28
     assert max(array.size for array in tried) <= QUICK_INPUT_NUMBERS
+
+
+@pytest.mark.parametrize(("window", "side"), [(1, 128), (2, 224)])
+def test_sizes_at_which_attention_over_all_pixels_takes_too_much_memory_are_not_tried(window, side):
+    """The scores of 224 x 224 pixels take 10 GiB, for which the operating system may end the process."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[window] * 2, strides=[window] * 2),
+        helper.make_node("Reshape", ["p", "rows"], ["keys"]),
+        helper.make_node("Transpose", ["keys"], ["queries"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["queries", "keys"], ["scores"]),
+        helper.make_node("ReduceMean", ["scores", "all"], ["mean"], keepdims=0),
+        helper.make_node("Mul", ["x", "mean"], ["y"]),
+    ]
+    found, tried = probes_where(lambda _: True, nodes, rows=np.array([0, 3, -1]), all=np.array([0, 1, 2]))
+    assert found.usual == {"N": 1, "H": side, "W": side}
+    assert max(array.shape[2] for array in tried) == side
 
 
 def flops(operator, inputs, shapes, *, outputs="y", x=(5, 2, 6), **attributes):

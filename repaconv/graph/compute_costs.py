@@ -167,6 +167,30 @@ def macs_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int | None:
         proto: The graph; it is not modified.
         at: Size by dimension name, or by ``input[axis]`` for a dimension without a name.
     """
+    return macs(_at_sizes(proto, at))
+
+
+def largest_product_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int:
+    """How many numbers the largest result of a MatMul has at given sizes, if one multiplies two computed values.
+
+    Scores of attention grow with the square of the number of tokens, and so faster than any other value.
+
+    Args:
+        proto: The graph; it is not modified.
+        at: As for `macs_at`.
+
+    Returns:
+        0 if none multiplies two computed values, or if no shape is known.
+    """
+    weights = {weight.name for weight in proto.graph.initializer}
+    if not any(node.op_type == "MatMul" and weights.isdisjoint(node.input) for node in proto.graph.node):
+        return 0
+    shapes = [sizes(node.outputs[0]) for node in nodes_of(_at_sizes(proto, at), "MatMul")]
+    return max((prod(known) for shape in shapes if shape and (known := as_numbers(shape))), default=0)
+
+
+def _at_sizes(proto: onnx.ModelProto, at: Mapping[str, int]) -> ir.Model:
+    """The graph with these sizes of the dynamic dimensions, and the shapes that follow; without large weights."""
     from repaconv.graph.graph_without_weights import weights_as_inputs
     from repaconv.graph.shape_folding import fold_shapes
 
@@ -179,7 +203,7 @@ def macs_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int | None:
                     dim.dim_value = size
     graph = read(fixed)
     fold_shapes(graph)
-    return macs(graph)
+    return graph
 
 
 def known_macs_of_file(proto: onnx.ModelProto) -> int:

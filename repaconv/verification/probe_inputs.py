@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import RepaconvError, first_line
+from repaconv.graph.compute_costs import largest_product_at
 from repaconv.graph.input_sizes_from_weights import input_sizes_from_weights
 from repaconv.graph.onnx_files import subgraphs_of
 from repaconv.verification.random_graph_inputs import (
@@ -56,6 +57,10 @@ runs at none of the first two rarely runs at a larger one, and takes seconds to 
 MOST_INPUT_NUMBERS = 2**25
 """Most numbers of all inputs of a probe, if the dynamic dimensions have a choice: 128 MiB in FP32. Several dimensions
 of 512 would take more memory than there is."""
+
+MOST_PRODUCT_NUMBERS = 2**29
+"""Most numbers of a product at the usual sizes: 2 GiB in FP32. Attention over all pixels of an image of 224 has 10 GiB
+of scores, for which the operating system may end the process."""
 
 QUICK_INPUT_NUMBERS = 2**19
 """Numbers of all inputs of a probe, three images of 224 pixels, above which sizes are tried last: a graph that runs at
@@ -195,10 +200,11 @@ class Search:
         """Sample the inputs of one call with these sizes."""
         return random_values(self.inputs, sizes, seed, gain, self.below, unit=bool(self.unit))
 
-    def usual_sizes(self, found: list[Sizes]) -> Sizes:
+    def usual_sizes(self, found: list[Sizes], model: onnx.ModelProto) -> Sizes:
         """Return sizes as in ordinary use: batch 1, and for the others those in the graph's metadata or common ones.
 
-        A dimension that had one size in all of ``found`` keeps it: the graph did not run with another.
+        A dimension that had one size in all of ``found`` keeps it: the graph did not run with another. Sizes at which
+        scores of attention take more memory than `MOST_PRODUCT_NUMBERS` are passed over.
         """
         only = {name: size for name, size in found[0].items() if all(sizes[name] == size for sizes in found)}
         own = {kind: values[len(FIRST_SIZES[kind]) :] for kind, values in self.usual.items()}
@@ -209,7 +215,9 @@ class Search:
         }
         for place in range(max(map(len, own.values()))):
             sizes = {name: own[kind][place % len(own[kind])] for name, kind in self.kinds.items()} | only
-            if sizes in found or self._runs(sizes, 0):
+            if sizes in found:
+                return sizes
+            if largest_product_at(model, sizes) <= MOST_PRODUCT_NUMBERS and self._runs(sizes, 0):
                 return sizes
         return found[0]
 
@@ -434,7 +442,10 @@ def probes(
         search = Search(inputs, run, kinds, usual, below, wanted, unit=unit)
         if found := search.assignments():
             gain = search.gain(found[0])
-            unchanged, usually = _integer_outputs(model) - input_independent_outputs(model), search.usual_sizes(found)
+            unchanged, usually = (
+                _integer_outputs(model) - input_independent_outputs(model),
+                search.usual_sizes(found, model),
+            )
             plain = tuple(search.random_call(sizes, seed, gain) for seed, sizes in enumerate(found))
             more = partial(search.more, plain, found, gain, unchanged)
             text, in_unit_range = search.description(found), bool(search.unit)

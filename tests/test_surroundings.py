@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+from errno import EACCES
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -424,3 +425,21 @@ def test_what_a_killed_command_left_half_written_goes_with_the_next_one(tmp_path
     assert sorted(path.name for path in out.parent.iterdir()) == [".[r].json.abd.repaconv-part", "[r].json"]
     assert not any(path.exists() for path in (*left, run / ".repaconv-work-abc"))
     assert (run / "mine.repaconv-parts").read_text() == "somebody's own"
+
+
+def test_a_file_that_may_not_be_read_is_an_input_that_is_refused(tiny, repaconv, monkeypatch):
+    assert repaconv("fold", tiny)[0] == 0
+    allowed, opened = os.access, Path.open
+    locked = {"tiny.pth", "fold.json"}  # the tests may run as root, who may read everything
+
+    def denied(path, mode="r", *words, **named):
+        if Path(path).name in locked and "r" in mode:
+            raise PermissionError(EACCES, os.strerror(EACCES), str(path))
+        return opened(path, mode, *words, **named)
+
+    monkeypatch.setattr(os, "access", lambda path, *mode: Path(path).name not in locked and allowed(path, *mode))
+    monkeypatch.setattr(Path, "open", denied)
+    for words, file in ((("fold", tiny), "tiny.pth"), (("export",), "repaconv-out/tiny/fold.json")):
+        code, _, err = repaconv(*words)
+        assert (code, f"{file} cannot be read: Permission denied. (file.unreadable)" in err) == (4, True), err
+        assert "hint: Check its permissions." in err

@@ -37,6 +37,7 @@ from repaconv.core.change_guard import require_none_truncated
 from repaconv.core.errors import (
     EnvironmentProblem,
     Interrupted,
+    Refused,
     RepaconvError,
     UsageProblem,
     describe_exception,
@@ -55,6 +56,8 @@ COMMANDS = (
 """The modules with the commands. Importing them registers the commands, in the order of `--help`."""
 CHOICE = re.compile(r"'([^']*)' is not one of (.*)")
 """A value of an option, and the quoted ones that it may have, in Typer's message."""
+NOT_READABLE = re.compile(r"[Pp]ath '(.*)' is not readable")
+"""A file or folder that may not be read, in Typer's message."""
 UNKNOWN = re.compile(r"No such command '([^']*)'")
 OTHER_WORDS = {
     "benchmark": "bench",
@@ -211,13 +214,17 @@ def _machine_error(problem: Exception) -> RepaconvError:
     raise problem
 
 
-def _usage_error(problem: BaseException, command: str) -> UsageProblem:
+def _usage_error(problem: BaseException, command: str) -> RepaconvError:
     from repaconv.core.toml_positions import NOT_NAN, is_nan
 
     message = problem.format_message() if hasattr(problem, "format_message") else str(problem)
     message = message.replace("Value error, ", "")  # what pydantic puts before the sentence of a parser
     for wrong in getattr(problem.__cause__, "errors", list)():  # pydantic's, of an option
         message = message.replace(wrong["msg"], NOT_NAN) if is_nan(wrong["input"]) else message
+    if locked := NOT_READABLE.search(message):  # which says nothing about the command
+        return Refused(
+            f"{locked[1]} cannot be read: Permission denied.", hint="Check its permissions.", code="file.unreadable"
+        )
     choice = CHOICE.search(message)
     near = did_you_mean(choice[1], re.findall("'([^']*)'", choice[2])) if choice else ""
     if (unknown := UNKNOWN.search(message)) and unknown[1] in OTHER_WORDS:

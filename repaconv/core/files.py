@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from repaconv.core import change_guard
 from repaconv.core.errors import EnvironmentProblem, Refused
-from repaconv.core.toml_positions import problems
+from repaconv.core.toml_positions import problems, why_unreadable
 from repaconv.results import PREVIOUS, SCHEMA_VERSION, Payload, Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -398,6 +398,10 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
                 code="artefact.schema",
             )
         return kind.model_validate(plain)
+    except PermissionError as error:
+        raise Refused(
+            f"{path} cannot be read: {why_unreadable(error)}.", hint="Check its permissions.", code="file.unreadable"
+        ) from error
     except (ValidationError, ValueError, OSError) as error:
         wrong = problems(error, "", {})[0].message if isinstance(error, ValidationError) else str(error).splitlines()[0]
         raise Refused(

@@ -227,3 +227,21 @@ def test_what_keep_fp32_kept_is_listed_as_that_and_once(capsys):
     assert "1 node kept in FP32 for the range of their values: gate/Mul_2" in out
     assert "not in int8" not in out
     assert "1 change\n" in out
+
+
+def test_a_layer_that_fp16_keeps_for_its_range_is_listed_once(repaconv):
+    rng = np.random.default_rng(0)
+    large, small = (rng.standard_normal((4, width, 3, 3)).astype(np.float32) for width in (3, 4))
+    saved(
+        "net.onnx",
+        [("Conv", "x w", "a", {}), ("Relu", "a", "b", {}), ("Conv", "b v", "y", {})],
+        {"w": np.float32(1e5) * large, "v": np.float32(1e-5) * small},
+        {"x": (F, ["n", 3, 8, 8])},
+        {"y": (F, ["n", 4, 4, 4])},
+    )
+    np.savez("own.npz", x=rng.standard_normal((16, 3, 8, 8)).astype(np.float32))
+    rc.fold("net.onnx", measure=False)
+    code, out, err = repaconv("export", "--precision", "fp16", "--inputs", "own.npz")
+    assert code == 0, err
+    assert "kept in FP32 for the range of their values: Conv_0" in out
+    assert "not in fp16" not in out

@@ -36,7 +36,7 @@ def show_export(done: ExportArtefact) -> None:
             ("kept in FP32 by --keep-fp32", asked),
             (f"kept in FP32, for which {done.target} has no kernel in {done.precision}", lacking),
             ("kept in FP32 for the range of their values", others),
-            ("not in " + done.precision, [name for name in done.unquantized_layers if name not in asked]),
+            ("not in " + done.precision, [name for name in done.unquantized_layers if name not in done.fp32_nodes]),
         ):
             if names:
                 stdout().print(

@@ -9,6 +9,7 @@ import pytest
 import small_graphs
 import torch
 from libraries import library
+from safetensors.torch import save_file
 from torch import nn
 
 import repaconv as rc
@@ -114,3 +115,34 @@ def test_transformers_loads_what_was_saved(repaconv):
     torch.testing.assert_close(again(images).logits, net(images).logits, rtol=1e-4, atol=1e-4)
     weights = again.state_dict()
     assert all(bool((value == 1).all()) for key, value in weights.items() if key.endswith("lambda1"))
+
+
+def test_the_vision_tower_of_a_model_of_images_and_text_is_offered_and_folded(repaconv):
+    transformers = library("transformers")
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**size, "image_size": 16, "patch_size": 8, "projection_dim": 8}
+    text = {**size, "vocab_size": 9, "projection_dim": 8, "max_position_embeddings": 5, "eos_token_id": 1}
+    config = transformers.CLIPConfig(vision_config=vision, text_config=text, projection_dim=8)
+    transformers.CLIPModel(config).save_pretrained("clip")
+    tower = "transformers:CLIPVisionModelWithProjection"
+    code, _, err = repaconv("fold", "clip")
+    assert (code, f"Fold its vision tower: repaconv fold clip --arch {tower}" in " ".join(err.split())) == (4, True), (
+        err
+    )
+    assert repaconv("fold", "clip", "--arch", tower, "--no-measure")[0] == 0
+    assert rc.verify().verdict == "passed"
+    code, _, err = repaconv("fold", "clip/model.safetensors", "--arch", tower)  # without its config.json
+    assert (code, "these are not the weights of" in err) == (4, True), err
+
+
+def test_arch_says_what_builds_the_network_of_a_folder(repaconv):
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    Path("own").mkdir()
+    save_file(module.state_dict(), "own/model.safetensors")
+    Path("own/config.json").write_text('{"architectures": ["OwnNetwork"], "image_size": 16}')
+    Path("net.py").write_text(
+        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))\n"
+    )
+    code, _, err = repaconv("fold", "own", "--arch", "./net.py:build", "--no-measure")
+    assert code == 0, err
+    assert rc.verify().verdict == "passed"

@@ -189,8 +189,12 @@ class BuiltNetwork(NamedTuple):
     prefix: str = ""
 
 
-def of_folder(folder: Path) -> tuple[Architecture, Path]:
+def of_folder(folder: Path, asked: str | None = None) -> tuple[Architecture, Path]:
     """Return the architecture and the weights file of a Hugging Face folder.
+
+    Args:
+        folder: The folder.
+        asked: The architecture that is built instead of the one that config.json names, with the same config.json.
 
     Raises:
         Refused: config.json cannot be read or names no architecture, or the weights are not in one file.
@@ -214,6 +218,8 @@ def of_folder(folder: Path) -> tuple[Architecture, Path]:
             hint="Weights in several files are not read; save the model in one (max_shard_size).",
             code="folder.weights",
         )
+    if asked:
+        return Architecture(asked, config), weights
     wrapped = config.get("model_type") == "timm_wrapper"  # timm's network within one of transformers
     if isinstance(name := config.get("architecture"), str) and not wrapped:
         return Architecture(f"timm:{name}", config), weights
@@ -458,12 +464,29 @@ def _from_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Mod
             code="arch.unknown",
         )
     library.utils.logging.disable_progress_bar()
-    settings = kind.config_class.from_dict(dict(arch.config))
-    module, found = kind.from_pretrained(None, config=settings, state_dict=weights, output_loading_info=True)
+    part = arch.config.get(getattr(kind.config_class, "base_config_key", ""))  # of a network of several, as CLIP's
+    settings = kind.config_class.from_dict(dict(part if isinstance(part, dict) else arch.config))
+    module, found = kind.from_pretrained(
+        None, config=settings, state_dict=weights, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    if isinstance(part, dict):
+        own = {name.partition(".")[0] for name in module.state_dict()}
+        of_others = {name for name in found.get("unexpected_keys", ()) if name.partition(".")[0] not in own}
+        found = {**found, "unexpected_keys": {*found.get("unexpected_keys", ())} - of_others}
     kinds = (("missing", "missing_keys"), ("not in it", "unexpected_keys"), ("of another shape", "mismatched_keys"))
     _require_none(arch, [(what, sorted(map(str, found.get(key, ())))) for what, key in kinds])
     loaded: nn.Module = module.float()
     return loaded
+
+
+def vision_tower(arch: Architecture) -> str:
+    """The architecture of the part that takes images, of a network of images and text; empty if it is another."""
+    library, _, name = arch.name.partition(":")
+    if library != "transformers" or not isinstance(arch.config.get("vision_config"), dict):
+        return ""
+    stem, known = name.removesuffix("Model"), package("transformers")
+    names = (f"{stem}VisionModelWithProjection", f"{stem}VisionModel")
+    return next((f"{library}:{each}" for each in names if hasattr(known, each)), "")
 
 
 def _checkpoint_classes(plain: nn.Module, weights: Mapping[str, Tensor]) -> int | None:

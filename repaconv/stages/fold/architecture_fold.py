@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +28,14 @@ from repaconv.sources.class_score_outputs import LOGITS, asked_classes, class_sc
 from repaconv.sources.fold_size_reverts import Kept
 from repaconv.sources.graph_fold import Folded, folded, parts_not_folded
 from repaconv.sources.graph_fold_record import measured_properties, recorded
-from repaconv.sources.named_architectures import Architecture, BuiltNetwork, build_network, completed, of_folder
+from repaconv.sources.named_architectures import (
+    Architecture,
+    BuiltNetwork,
+    build_network,
+    completed,
+    of_folder,
+    vision_tower,
+)
 from repaconv.sources.source_model import TRAINING
 from repaconv.sources.ultralytics_networks import PACKAGE
 from repaconv.stages.fold.options import FoldOptions
@@ -382,7 +390,8 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
     """Read the weights, build the network, and make every check that does not need the export."""
     from repaconv.checkpoints import read_checkpoint
 
-    arch, weights = of_folder(path) if path.is_dir() else (Architecture(_absolute(options.arch or ""), {}), path)
+    asked = _absolute(options.arch or "")
+    arch, weights = of_folder(path, asked) if path.is_dir() else (Architecture(asked, {}), path)
     found = found or read_checkpoint(weights, options.weights, require_pinned(weights, options.sha256))
     _require_one_file(found)
     arch = completed(arch, found)
@@ -396,7 +405,16 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
     run = run_folder.prepare_run(
         weights, found.origin.sha256, out, force=options.force, payload=payload, files=[out / data]
     )
-    network, gives, norms = _first_run(network, images.size)
+    try:
+        network, gives, norms = _first_run(network, images.size)
+    except Refused as refused:
+        if not (tower := vision_tower(arch)):
+            raise
+        raise Refused(
+            f"{arch.name} takes images and text.",
+            hint=f"Fold its vision tower: repaconv fold {shlex.quote(str(path))} --arch {tower}.",
+            code=refused.code,
+        ) from refused
     require_channels(options.settings or {}, images.preprocessing, network.channels)
     head = class_count(network, gives)
     network = network._replace(classes=head if classes is None else classes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import tempfile
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,7 @@ def large() -> Net:
 
 
 def tensors(*shapes: tuple[int, ...], kind=np.float64) -> list[ir.TensorProtocol]:
-    return [ir.tensor(RANDOM.standard_normal(shape).astype(kind)) for shape in shapes]
+    return [ir.tensor(RANDOM.standard_normal(shape).astype(kind), name=f"w{shape}") for shape in shapes]
 
 
 def test_weights_are_read_from_the_file_as_they_were_by_several_threads():
@@ -41,6 +42,9 @@ def test_weights_are_read_from_the_file_as_they_were_by_several_threads():
     found = in_file(given)
     with ThreadPoolExecutor(4) as pool:
         read = [*pool.map(lambda weight: found[weight].numpy(), given * 5)]
+    for weight in given:
+        known = found[weight].name, found[weight].dtype, found[weight].shape
+        assert known == (weight.name, weight.dtype, weight.shape)
     for weight, numbers in zip(given * 5, read, strict=True):
         assert numbers.dtype == weight.numpy().dtype
         np.testing.assert_array_equal(numbers, weight.numpy())
@@ -54,6 +58,18 @@ def test_few_weights_and_those_that_do_not_fit_onto_the_disk_stay_in_memory(monk
 
     monkeypatch.setattr(weights_in_files.tempfile, "TemporaryFile", full)
     assert in_file(tensors((1024, 1024))) == {}
+
+
+def test_weights_that_were_written_before_the_disk_was_full_are_read_from_the_file():
+    given = tensors((700, 1000), (1000, 1000))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10**7, limits[1]))  # Python ignores the signal: a write fails instead
+    try:
+        found = in_file(given)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [*found] == given[:1]
+    np.testing.assert_array_equal(found[given[0]].numpy(), given[0].numpy())
 
 
 def test_a_fold_does_not_hold_its_weights_in_float64():

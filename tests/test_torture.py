@@ -450,6 +450,22 @@ def square() -> onnx.ModelProto:
     return graphs.model(nodes, weights, [graphs.value("input", "batch", 4)], [graphs.value("y", "batch", 4)])
 
 
+def test_a_network_that_runs_on_too_few_inputs_is_named_on_the_page(tmp_path, monkeypatch):
+    def fixed() -> onnx.ModelProto:
+        node = onnx.helper.make_node("Reshape", ["input", "shape"], ["y"])
+        shape = onnx.numpy_helper.from_array(np.array([2, 4]), "shape")
+        return graphs.model([node], [shape], [graphs.value("input", "batch", 4)], [graphs.value("y", 2, 4)])
+
+    monkeypatch.setattr(code_networks, "_graphs", lambda: iter([("fixed", fixed)]))
+    monkeypatch.setattr(code_networks, "_modules", lambda: iter(()))
+    monkeypatch.setattr(code_networks, "METHODS", ())
+    for _ in range(2):  # also where it was tried before
+        known, left_out = code_mutants.prepared(tmp_path)
+        assert (known, left_out) == ({}, {"fixed": "runs on few random inputs"})
+    found = json.loads(page.CODE_MUTANTS.read_text())
+    assert "left out: fixed (runs on few random inputs)." in page.code_mutants({**found, "left_out": left_out})
+
+
 TRIED = """
 from torture import code_changes, code_mutants
 path = code_mutants.HOUSE / "algebra/channel_maps.py"

@@ -78,13 +78,20 @@ def traced(net: Path, at: Path) -> tuple[list[tuple[str, int]], str]:
     return sorted((str(Path(file).relative_to(HOUSE)), number) for file, number in seen), told
 
 
-def prepared(at: Path) -> dict[str, Any]:
-    """All networks, the lines that each runs by, and what sound folds of them are and differ by."""
-    networks, found = at / "networks", dict[str, Any]()
+def prepared(at: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """All networks, the lines that each runs by, and what sound folds of them are and differ by.
+
+    And the networks that are left out, and why.
+    """
+    networks, found, left_out = at / "networks", dict[str, Any](), dict[str, str]()
     networks.mkdir(parents=True, exist_ok=True)
     problems = in_a_child(partial(code_networks.made, networks), 900)
-    for problem in [problems] if isinstance(problems, str) else problems:
-        sys.stdout.write(f"left out: {problem}\n")
+    if isinstance(problems, str):
+        raise SystemExit(f"the networks were not all made ({problems}): run it again, it resumes")
+    left_out |= problems
+    left_out |= {path.name.removeprefix("unused "): "runs on few random inputs" for path in networks.glob("unused *")}
+    for name, why in left_out.items():
+        sys.stdout.write(f"left out: {name}: {why}\n")
     for net in sorted(path.parent for path in networks.glob("*/known.pt")):
         if not (net / "lines.json").is_file():
             with tempfile.TemporaryDirectory() as scratch:
@@ -99,7 +106,9 @@ def prepared(at: Path) -> dict[str, Any]:
             (net / "lines.json").write_text(json.dumps(known))
         if known := json.loads((net / "lines.json").read_text()):
             found[net.name] = known
-    return found
+        else:
+            left_out[net.name] = "not written, or not right, without any change"
+    return found, left_out
 
 
 def mutants(known: dict[str, Any], seed: int, operators: Iterable[str]) -> list[Mutant]:
@@ -219,7 +228,7 @@ def main() -> None:
     at, count, seed = given.folder, given.count, given.seed
     at.mkdir(parents=True, exist_ok=True)
     warm()
-    known = prepared(at)
+    known, left_out = prepared(at)
     order = mutants(known, seed, given.operators)
     sys.stdout.write(f"{len(known)} networks, {len(order)} mutants\n")
     done = at / f"done-{seed}.jsonl"
@@ -241,7 +250,7 @@ def main() -> None:
     places = {(mutant.file, mutant.change.number): place for place, mutant in enumerate(order)}
     rows.sort(key=lambda row: places[row["file"], row["number"]])
     off = max(net["off"] for net in known.values())
-    found = {"seed": seed, "networks": len(known), "sound": off, "mutants": rows}
+    found = {"seed": seed, "networks": len(known), "sound": off, "left_out": left_out, "mutants": rows}
     given.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

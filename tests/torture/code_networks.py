@@ -186,32 +186,39 @@ def _modules() -> Iterator[tuple[str, Callable[[], tuple[torch.nn.Module, tuple[
 # --- Made once.
 
 
-def made(at: Path) -> list[str]:
-    """Files of all of them in a folder; the names of those that cannot be used, and why."""
+class TooFewInputs(Exception):
+    """A network does not run on two random inputs."""
+
+
+def made(at: Path) -> dict[str, str]:
+    """Files of all of them in a folder; the names of those that cannot be made, and why."""
     (at / "all.toml").write_text(target())
     os.chdir(at)
-    said = []
+    said = dict[str, str]()
     for name, make in _graphs():
-        said += _tried(at / name, partial(_made_graph, make=make))
+        said |= _tried(at / name, partial(_made_graph, make=make))
     for name in METHODS:
-        said += _tried(at / f"checkpoint {name}", partial(_made_checkpoint, name=name))
+        said |= _tried(at / f"checkpoint {name}", partial(_made_checkpoint, name=name))
     for name, build in _modules():
-        said += _tried(at / name, partial(_made_module, build=build))
+        said |= _tried(at / name, partial(_made_module, build=build))
     return said
 
 
-def _tried(at: Path, make: Callable[[Path], None]) -> list[str]:
+def _tried(at: Path, make: Callable[[Path], None]) -> dict[str, str]:
     """Nothing if it is there already; what an interrupted run left half made, is made again."""
-    if (at / "known.pt").is_file() or at.with_name(f"unused {at.name}").is_dir():
-        return []
+    unused = at.with_name(f"unused {at.name}")
+    if (at / "known.pt").is_file() or unused.is_dir():
+        return {}
     shutil.rmtree(at, ignore_errors=True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             make(at)
+    except TooFewInputs:
+        at.rename(unused)
     except Exception as error:
-        return [f"{at.name}: {type(error).__name__}: {error}"[:300]]
-    return []
+        return {at.name: f"{type(error).__name__}: {error}"[:300]}
+    return {}
 
 
 def _made_graph(at: Path, make: Callable[[], onnx.ModelProto]) -> None:
@@ -307,8 +314,7 @@ def _made_module(at: Path, build: Callable[[], tuple[torch.nn.Module, tuple[int,
 
 def _known(at: Path, calls: list[tuple[Feeds, Feeds, Feeds]]) -> None:
     if len(calls) < 2:
-        at.rename(at.with_name(f"unused {at.name}"))
-        raise LookupError("it runs on too few inputs")
+        raise TooFewInputs
     torch.save(calls, at / "known.pt")
 
 

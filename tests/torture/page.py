@@ -122,8 +122,7 @@ folds reach at most {sound:.0%} of that.
 
 Most mutants stop by themselves or decide nothing: {known} ended as caught, as good or survived. No survivor in
 {count} means less than {bound:.1%} of such mutants with 95% confidence. Lossy exports (INT8, FP16, BF16) are not among
-the runs. Four networks of the list were left out: three do not run on random inputs, and the export of one is refused
-without any change.
+the runs.{left_out}
 """
 
 
@@ -138,10 +137,12 @@ def code_mutants(found: dict[str, Any]) -> str:
             lines.append(f"| {kind} | {len(fates)} | {' | '.join(str(fates.count(fate)) for fate in FATES)} |")
         return "\n".join(lines)
 
+    why = [f"{name} ({reason})" for name, reason in found.get("left_out", {}).items()]  # older results lack it
+    left_out = f" Networks of the list that were left out: {', '.join(why)}." if why else ""
     decided = sum(row["ended"] in ("caught", "as good", "survived") for row in rows)
     section = ANOTHER.format(
         count=len(rows), networks=found["networks"], sound=found["sound"], known=decided, operators=table("operator"),
-        rooms=table("room"), bound=1 - 0.05 ** (1 / len(rows)),
+        rooms=table("room"), bound=1 - 0.05 ** (1 / len(rows)), left_out=left_out,
     )  # fmt: skip
     survivors = [row for row in rows if row["ended"] == "survived"]
     left = [f"- `{row['file']}:{row['line']}`: `{row['was']}` -> `{row['becomes']}`" for row in survivors]

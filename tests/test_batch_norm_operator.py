@@ -130,3 +130,27 @@ def test_a_folded_file_is_verified(opset):
     done = rc.fold("net.onnx", measure=False)
     assert done.verdict == "passed"
     assert done.operators == {"BatchNormalization": 1, "Conv": 1, "Relu": 1, "Sin": 1}
+
+
+NORM_NUMBERS = {"own": RANDOM.standard_normal(4), "bias": RANDOM.standard_normal(4), "scale": RANDOM.random((4, 1, 1))}
+GROUP = {"num_groups": 2}
+
+
+@pytest.mark.parametrize("norm", [("InstanceNormalization", {}), ("GroupNormalization", GROUP)], ids=lambda row: row[0])
+@pytest.mark.parametrize(
+    "after", [["Mul n scale o"], ["Add n t o"], ["Mul n scale m", "Add m t o"]], ids=["scale", "shift", "both"]
+)
+def test_a_scale_and_a_shift_after_a_norm_go_into_it(norm, after):
+    rows = [("Sin", "x", "a"), (norm[0], "a own bias", "n", norm[1])]
+    rows += [(operator, f"{x} {number}", out) for operator, x, number, out in map(str.split, after)]
+    model = graph([*rows, ("Relu", "o", "y")], CHANNELS | NORM_NUMBERS, {"x": SHAPE}, opset=21)
+    assert operators_after_folding(model, RANDOM.standard_normal(SHAPE)) == ["Sin", norm[0], "Relu"]
+
+
+def test_a_norm_with_numbers_of_groups_stays_before_numbers_of_channels():
+    numbers = {"ones": np.ones(2), "zeros": np.zeros(2), "variance": RANDOM.random(4) + 1, **NORM_NUMBERS}
+    rows = [("GroupNormalization", "a ones zeros", "n", GROUP), ("BatchNormalization", "n own bias own variance", "y")]
+    model = graph([("Mul", "x s", "a0"), ("Mul", "a0 s", "a"), *rows], CHANNELS | numbers, {"x": SHAPE}, opset=18)
+    after, changes = rewritten(model, FOLDS)
+    assert changes
+    assert [node.op_type for node in after.graph.node] == ["Mul", "GroupNormalization", "BatchNormalization"]

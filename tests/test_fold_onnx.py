@@ -135,7 +135,8 @@ def test_official_checkpoints(path):
     module, shape, wanted = trained(SHARED / path, path.split("/")[0], OFFICIAL[path])
     model = nets.exported(module, shape, **WAYS["new, 20" if "n3" in path else "old, 17, free"])
     after, _ = rewritten(model, fold_pipeline.FOLDS)
-    assert learnt(after) == wanted
+    # nondeep-n3: norms before attention keep scale and shift, and the layer that reads one has no bias, in both blocks
+    assert learnt(after) == wanted - (2 * (240 - 2 * 48) if "n3" in path else 0)
     x = np.random.default_rng(2).standard_normal(shape, dtype=np.float32)
     assert difference(model, after, x) < 1e-5
 

@@ -196,6 +196,23 @@ def test_channels_that_are_one_number_go_into_the_bias_of_a_layer_that_does_not_
     assert (5, left, 1, 1) in found
 
 
+def test_a_channel_that_a_layer_computes_of_numbers_alone_is_a_number():
+    """Of the inputs that this channel's weights read, each is one number."""
+    mixed = without(RANDOM.standard_normal((5, 6, 1, 1)), rows=(2,))
+    mixed[2, [1, 3], 0, 0] = 0.7, -0.4
+    rows = [("Conv", "x first_pruned bias", "a", SAME), ("Sigmoid", "a", "b"), ("Conv", "b mixed", "c")]
+    rows += [("Sigmoid", "c", "d"), ("Conv", "d last", "y")]
+    numbers = NUMBERS | {"mixed": mixed, "last": RANDOM.standard_normal((3, 5, 1, 1))}
+    assert weights_after_folding(rows, numbers=numbers) == [(4, 8, 3, 3), (4, 4, 1, 1), (3, 4, 1, 1)]
+
+
+@pytest.mark.parametrize(("attributes", "left"), [({"group": 6}, 4), (DEPTHWISE, 6)], ids=["no border", "border"])
+def test_numbers_pass_a_convolution_of_each_channel_that_does_not_pad(attributes, left):
+    rows = [("Conv", "x first_pruned bias", "a", SAME), ("Sigmoid", "a", "b")]
+    rows += [("Conv", "b depthwise bias", "d", attributes), ("Tanh", "d", "e"), ("Conv", "e wide", "y")]
+    assert weights_after_folding(rows)[0] == (left, 8, 3, 3)
+
+
 def test_channels_that_are_one_number_stay_before_a_border():
     """There the next layer reads zeros."""
     rows = [("Conv", "x first_pruned bias", "a", SAME), ("Sigmoid", "a", "b"), ("Conv", "b second", "y", SAME)]
@@ -209,6 +226,14 @@ def test_channels_that_fill_a_block_stay(zeros, left):
     numbers = {"a": without(first, rows=range(zeros)), "b": second}
     rows = [("Conv", "x a", "c", SAME), ("Relu", "c", "r"), ("Conv", "r b", "y", SAME)]
     assert weights_after_folding(rows, numbers=numbers) == [(left, 8, 3, 3), (4, left, 3, 3)]
+
+
+def test_numbers_of_channels_that_fill_a_block_are_added_once():
+    """Of 20 channels that are one number, 16 are dropped and in the bias of the next layer; 4 are still computed."""
+    first, second = RANDOM.standard_normal((32, 8, 3, 3)), RANDOM.standard_normal((4, 32, 3, 3))
+    numbers = {"a": without(first, rows=range(20)), "bias": RANDOM.standard_normal(32), "b": second}
+    rows = [("Conv", "x a bias", "c", SAME), ("Sigmoid", "c", "r"), ("Conv", "r b", "y")]
+    assert weights_after_folding(rows, numbers=numbers) == [(16, 8, 3, 3), (4, 16, 3, 3)]
 
 
 def test_a_residual_branch_gets_narrower_inside_only():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.ffn_replacement_interface import Ffn, MlpFactory, deploy_ffn
 from repaconv.backbones.registered_backbone import Backbone
-from repaconv.backbones.shared_layers import ActivationKind, activation
+from repaconv.backbones.shared_layers import ActivationKind, PatchEmbed, activation
 from repaconv.backbones.tensor_names import classes_of, weight_of
 from repaconv.backbones.vit_block_folding import linear_of, named_tensors, norm_and_head
 from repaconv.backbones.vit_layers import IdleMlpSpec, MlpSpec
@@ -101,19 +101,6 @@ def deploy_block(config: MixerConfig, index: int) -> nn.Module:
     return MixerBlock(config, spec.build(config.width), shortcut=not isinstance(spec, IdleMlpSpec), deployed=True)
 
 
-class PatchEmbed(nn.Module):
-    """Embed patches as tokens."""
-
-    def __init__(self, config: MixerConfig) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(config.in_channels, config.width, config.patch, stride=config.patch)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, T, C']."""
-        out: Tensor = self.proj(x).flatten(2).transpose(1, 2)
-        return out
-
-
 class Mixer(nn.Module):
     """An MLP-Mixer: images [B, C, H, W] of one size to logits [B, classes], or to features.
 
@@ -124,7 +111,7 @@ class Mixer(nn.Module):
 
     def __init__(self, config: MixerConfig, block: BlockFactory | None = None) -> None:
         super().__init__()
-        self.stem = PatchEmbed(config)
+        self.stem = PatchEmbed(config.in_channels, config.width, config.patch)
         self.blocks = nn.Sequential(*((block or deploy_block)(config, index) for index in range(len(config.ffn))))
         affine = block is not None or not config.classes
         self.norm = nn.LayerNorm(config.width, config.norm_eps, elementwise_affine=affine)

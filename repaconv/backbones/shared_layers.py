@@ -161,3 +161,16 @@ class IdleConvMlp(nn.Module):
         """[B, C, H, W] -> [B, C, H, W], shortcut included."""
         out: Tensor = self.idle(x) + self.fc2(self.act(self.fc1(x))) if self.active else self.idle(x)
         return out
+
+
+class PatchEmbed(nn.Module):
+    """Embed the patches of images as tokens, by a strided convolution named ``proj``."""
+
+    def __init__(self, channels: int, width: int, patch: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, patch, stride=patch, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, n, d]."""
+        out: Tensor = self.proj(x).flatten(2).transpose(1, 2)
+        return out

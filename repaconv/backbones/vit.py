@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.registered_backbone import Backbone
+from repaconv.backbones.shared_layers import PatchEmbed
 from repaconv.backbones.vit_inference_block import BlockSpec, deploy_block
 from repaconv.backbones.vit_layers import TokenBatchNorm
 
@@ -85,21 +86,6 @@ BlockFactory = Callable[[ViTConfig, int], nn.Module]
 """Builds one block: (config, index) -> tokens -> tokens."""
 
 
-class PatchEmbed(nn.Module):
-    """Embed patches as tokens, by a strided convolution named ``proj``."""
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(
-            config.in_channels, config.width, config.patch, stride=config.patch, bias=config.patch_bias
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, n, d]."""
-        out: Tensor = self.proj(x).flatten(2).transpose(1, 2)
-        return out
-
-
 class ViT(nn.Module):
     """A vision transformer: images [B, C, H, W] to logits [B, classes], or to features [B, d] or [B, n, d].
 
@@ -113,7 +99,7 @@ class ViT(nn.Module):
         super().__init__()
         self.config, self.deployed = config, block is None
         width, count = config.width, config.grid[0] * config.grid[1]
-        self.patch_embed = PatchEmbed(config)
+        self.patch_embed = PatchEmbed(config.in_channels, config.width, config.patch, bias=config.patch_bias)
         for name in config.tokens:
             self.register_parameter(name, nn.Parameter(torch.zeros(1, 1, width)))
         if config.registers:

@@ -164,6 +164,10 @@ def test_the_schema_knows_what_toml_can_say():
 def test_a_recipe_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageProblem, match="cannot be read"):
         read_recipe(tmp_path / "none.toml")
+    (tmp_path / "net.onnx").write_bytes(b"\x08\xff")
+    with pytest.raises(UsageProblem, match="is not text") as refused:
+        read_recipe(tmp_path / "net.onnx")
+    assert refused.value.hint == "A recipe is a TOML file."
 
 
 @pytest.mark.parametrize(("given", "name"), [(".", "inner"), ("..", "outer"), ("../inner", "inner")])

@@ -58,7 +58,7 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], Positions]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageProblem(
             f"the {what} {path} cannot be read: {why_unreadable(error)}.",
-            hint="Check its path.",
+            hint="Check its path." if isinstance(error, OSError) else f"A {what} is a TOML file.",
             code=f"{what}.unreadable",
         ) from error
     return parse_toml(text, str(path), what)

@@ -620,6 +620,7 @@ def test_views_in_series_that_would_take_too_many_axes_together_are_shortened_in
 
 TOKENS = [("Mul", "x s", "m"), ("Mul", "m s", "n"), ("Relu", "n", "v0")]
 APART = ("Reshape", "v0 a", "v1")
+NAMES = ("first", "one", "two")
 COUNT = [("Shape", "x", "all"), ("Gather", "all first", "count"), ("Concat", "count any", "t", {"axis": 0})]
 TARGETS = {"a": np.array([-1, 4, 24]), "b": np.array([-1, 2, 2, 24]), "first": np.array([0]), "any": np.array([-1])}
 
@@ -644,6 +645,39 @@ def test_reshapes_in_series_stay_two(rows, outputs):
     model = graph([*TOKENS, *rows, ("Tanh", "v2", "y")], weights, {"x": ("N", "T", 24)}, outputs)
     kinds = folded(model, normal(2, 8, 24))
     assert kinds.count("Reshape") + kinds.count("Unsqueeze") == 2
+
+
+@pytest.mark.parametrize("count", [3, 0])
+@pytest.mark.parametrize(
+    ("shape", "before", "parts"),
+    [
+        ((1, "N", 4), ("Squeeze", "v0 first", "v1"), "count two two"),
+        (("N", 4), ("Unsqueeze", "v0 first", "v1"), "one count two two"),
+        (("N", 4), ("Reshape", "v0 whole", "v1"), "one count two two"),
+    ],
+)
+def test_reshapes_in_series_reshape_no_detections(shape, before, parts, count):
+    """A Reshape copies a size of its input where its target is 0."""
+    weights = {"s": normal(4), "whole": np.array([1, -1, 4]), **{name: np.array([at]) for at, name in enumerate(NAMES)}}
+    rows = [*TOKENS, before, ("Concat", parts, "t", {"axis": 0}), ("Reshape", "v1 t", "v2"), ("Tanh", "v2", "y")]
+    model = graph(rows, weights, {"x": shape})
+    model.graph.input.append(helper.make_tensor_value_info("count", TensorProto.INT64, [1]))
+    after, changes = rewritten(model, [AFFINE])
+    image = normal(*(count if size == "N" else size for size in shape))
+    assert changes
+    assert [y.shape for y in outputs(after, image, np.array([count]))] == [
+        y.shape for y in outputs(model, image, np.array([count]))
+    ]
+
+
+def test_reshapes_to_the_same_computed_size_are_one():
+    weights = {"s": normal(24), **TARGETS, "four": np.array([4, 24]), "more": np.array([2, 2, 24])}
+    rows = [*TOKENS, ("Concat", "count four", "t", {"axis": 0}), ("Reshape", "v0 t", "v1")]
+    rows += [("Concat", "count more", "u", {"axis": 0}), ("Reshape", "v1 u", "v2"), ("Tanh", "v2", "y")]
+    model = graph(rows, weights, {"x": ("N", "T", 24)})
+    model.graph.input.append(helper.make_tensor_value_info("count", TensorProto.INT64, [1]))
+    after, _ = rewritten(model, [AFFINE])
+    assert [node.op_type for node in after.graph.node].count("Reshape") == 1
 
 
 @pytest.mark.parametrize(("side", "count"), [(4, 1), (16, 2)])

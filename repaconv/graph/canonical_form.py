@@ -6,10 +6,9 @@ into a Gemm on [B N, C], which hides the token axis.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from repaconv.graph.index_selections import MIN_ELEMENTS, is_fast_transpose, perm_of, swaps_last
 from repaconv.graph.models_in_onnx_ir import clean
@@ -213,21 +212,43 @@ def _read_past_reshapes(node: ir.Node) -> None:
     while node.op_type == "Reshape" and not node.domain and (x := node.inputs[0]) is not None and is_read_once(x):
         before = made_by(x, "Reshape", "Flatten", "Squeeze", "Unsqueeze")
         source = before.inputs[0] if before is not None else None
-        if source is None or is_constant(source) or not _copies_alike(node, x, source):
+        if before is None or source is None or is_constant(source) or not _copies_alike(node, before):
             break
         node.replace_input_with(0, source)
 
 
-def _copies_alike(reshape: ir.Node, x: ir.Value, other: ir.Value) -> bool:
-    """Whether the sizes that a Reshape copies, for which its target has a 0, are those of another value as well."""
-    target = constant(reshape.inputs[1])
-    if target is None:
-        parts = made_by(reshape.inputs[1], "Concat")
-        numbers = () if parts is None else [constant(part) for part in parts.inputs]
-        return parts is not None and all(given is None or given.all() for given in numbers)
-    copied = [] if attribute(reshape, "allowzero", 0) else [int(axis) for axis in np.flatnonzero(target == 0)]
-    shape, others = sizes(x) or (), sizes(other) or ()
-    return all(shape[axis : axis + 1] == others[axis : axis + 1] != () for axis in copied)
+def _copies_alike(reshape: ir.Node, before: ir.Node) -> bool:
+    """Whether the sizes that a Reshape copies from its input are also those of what the node before it reads.
+
+    It copies a size where its target is 0. A computed size may be 0, for instance the number of detections, but not
+    next to a -1, which is then undetermined.
+    """
+    target = _target(reshape)
+    if attribute(reshape, "allowzero", 0) or target is None:
+        return target is not None
+    copied = [axis for axis, size in enumerate(target) if size == 0 or not (isinstance(size, int) or -1 in target)]
+    inner = None if before.op_type != "Reshape" or attribute(before, "allowzero", 0) else _target(before)
+    pairs = ((sizes(before.outputs[0]), sizes(before.inputs[0])), (target, inner))
+    return all(any(_are_equal_at(axis, *pair) for pair in pairs) for axis in copied)
+
+
+def _are_equal_at(axis: int, one: Sequence[object] | None, other: Sequence[object] | None) -> bool:
+    """Whether two shapes have the same size at an axis, and both are known there."""
+    if one is None or other is None or axis >= min(len(one), len(other)):
+        return False
+    return one[axis] == other[axis]
+
+
+def _target(reshape: ir.Node) -> list[int | ir.Value] | None:
+    """The sizes to which a Reshape reshapes: numbers, and values [1] that are computed; None if others are computed."""
+    parts = made_by(reshape.inputs[1], "Concat")
+    target: list[int | ir.Value] = []
+    for part in reshape.inputs[1:] if parts is None else parts.inputs:
+        numbers = constant(part)
+        if part is None or (numbers is None and sizes(part) != (1,)):
+            return None
+        target += [part] if numbers is None else numbers.tolist()
+    return target
 
 
 def _shorten_chain(model: ir.Model, node: ir.Node) -> None:

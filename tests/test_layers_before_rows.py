@@ -52,6 +52,16 @@ def test_they_stay_two(layer, head, more):
     assert "Conv" in found
 
 
+@pytest.mark.parametrize("shape", [(2, 6, 12, 12), (2, 6, 12)])
+def test_a_mean_over_the_channels_is_no_row_of_them(shape):
+    """As many pixels as channels: the mean has the shape of a row."""
+    kernel = NUMBERS["k"].reshape(12, 6, *[1] * (len(shape) - 2))
+    rows = [("Relu", "x", "a"), ("Conv", "a k b", "c"), ("ReduceMean", "c axes", "f", {"keepdims": 0}), HEAD]
+    numbers = NUMBERS | {"k": kernel, "axes": np.arange(1, len(shape) - 1)}
+    model = graph(rows, numbers, {"x": shape}, ("y",), opset=18)
+    assert "Conv" in operators_after_folding(model, RANDOM.standard_normal(shape))
+
+
 def test_a_convolution_whose_image_or_row_is_read_elsewhere_stays():
     for value in ("c", "f"):
         rows = [("Conv", "a k b", "c"), *ROWS["mean without its axes"], HEAD, ("Sin", value, "y2")]

@@ -169,7 +169,9 @@ def _is_row(node: ir.Node) -> bool:
     before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
     if before is None or after != before[:2] or len(before) < LEAST_RANK:
         return False
-    return set(before[2:]) == {1} if node.op_type in VIEWS else node.op_type == "ReduceMean"
+    if node.op_type in VIEWS:
+        return set(before[2:]) == {1}
+    return node.op_type == "ReduceMean" and set(axes_of(node, len(before)) or ()) == {*range(2, len(before))}
 
 
 def _averages_tokens(node: ir.Node, inner: ir.Node) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from folded_operators import operators_after_folding
+from onnx import TensorProto
 from test_fold_onnx import graph
 
 RANDOM = np.random.default_rng(0)
@@ -201,3 +202,17 @@ def test_it_stays_after_the_scores(scaled, others):
     more = {"rows": np.arange(1.0, 6).reshape(5, 1), "none": np.array([2.0, 0.0]).reshape(2, 1, 1)}
     found = kinds(*COSINES, *others, scaled, *END, outputs=outputs, **LAST_AXIS, **more)
     assert found[found.index("Softmax") - 1] == scaled[0]
+
+
+def test_factors_of_integers_stay():
+    """One third of an integer is none."""
+    rows = [
+        ("Cast", "x", "whole", {"to": TensorProto.INT64}),
+        ("ReduceMax", "whole last", "most", {"keepdims": 1}),
+        ("Div", "whole most", "quotients"),
+        ("MatMul", "quotients whole", "scores"),
+        ("Mul", "scores threes", "scaled"),
+        ("Cast", "scaled", "y", {"to": TensorProto.DOUBLE}),
+    ]
+    model = graph(rows, LAST_AXIS | {"threes": np.array([3, 5]).reshape(2, 1, 1)}, {"x": (1, 2, 6, 6)})
+    assert "Mul" in operators_after_folding(model, RANDOM.integers(1, 9, (1, 2, 6, 6)).astype(float))

@@ -112,7 +112,7 @@ def _move_into_divisor(model: ir.Model, node: ir.Node) -> bool:
         return False
     if (node.op_type == "Div" and at == 0) or sizes(x) != shape or given.size < 2 or set(given.shape[-2:]) != {1}:
         return False
-    if not given.all() or not np.isfinite(given).all():
+    if given.dtype.kind != "f" or not given.all() or not np.isfinite(given).all():
         return False
     division = next(filter(None, (_division(value, shape) for value in product.inputs)), None)
     if division is None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from folded_operators import operators_after_folding
+from onnx import TensorProto, helper
 from test_fold_onnx import graph
+
+from repaconv.graph.models_in_onnx_ir import rewritten
+from repaconv.rewrites.fold.clip_operator import CLIP
 
 RANDOM = np.random.default_rng(0)
 NUMBERS = {
@@ -42,6 +46,7 @@ def kinds(rows, shape=(2, 3, 6, 5)):
         [("Relu", "x", "a"), ("Clip", "a 0 6", "y")],
         [("Clip", "x 0 6", "a"), ("Relu", "a", "y")],
         [("Clip", "x -1", "a"), ("Clip", "a 0 6", "b"), ("Clip", "b  1", "y")],
+        [("Max", "x 1", "a"), ("Max", "a 0", "b"), ("Min", "b 6", "y")],
     ],
 )
 def test_a_maximum_and_a_minimum_are_a_clip(rows, shape):
@@ -57,6 +62,7 @@ def test_two_relus_are_one():
 
 
 POOL = {"kernel_shape": [2, 2], "strides": [2, 2]}
+APART = {"kernel_shape": [2, 2], "dilations": [6, 6], "pads": [1] * 4}
 PADDED = POOL | {"pads": [1] * 4, "count_include_pad": 1}
 
 
@@ -92,11 +98,12 @@ def test_what_is_within_the_limits_already_is_not_limited(rows):
         [("Relu", "x", "a"), ("Neg", "x", "b"), ("Add", "a b", "c"), ("Relu", "c", "y")],
         [("Sigmoid", "x", "a"), ("Pad", "a pads -1", "b"), ("Relu", "b", "y")],
         [("Clip", "x 1 6", "a"), ("AveragePool", "a", "b", PADDED), ("Clip", "b 1 6", "y")],
+        [("Clip", "x 1 6", "a"), ("MaxPool", "a", "b", APART), ("Clip", "b 1 6", "y")],
         [("Relu", "x", "a"), ("Resize", "a none twice", "b", {"mode": "cubic"}), ("Relu", "b", "y")],
         [("Sigmoid", "x", "a"), ("Mul", "a x", "b"), ("Relu", "b", "y")],
         [("Tanh", "x", "a"), ("Clip", "a 0 1", "y"), ("Relu", "a", "z"), ("Sin", "z", "y2")],
     ],
-    ids=["sum", "padding", "mean with padding", "cubic", "product", "read by two"],
+    ids=["sum", "padding", "mean with padding", "maxima with gaps", "cubic", "product", "read by two"],
 )
 def test_what_may_be_outside_of_the_limits_is_limited(rows):
     assert kinds(rows) == [operator for operator, *_ in rows]
@@ -142,3 +149,12 @@ def test_relu6_is_part_of_a_hard_swish():
 )
 def test_what_stays(rows):
     assert kinds(rows) == [operator for operator, *_ in rows]
+
+
+def test_a_number_of_many_axes_stays_next_to_a_value_of_unknown_rank():
+    """The number adds axes to the value."""
+    rows = [("Reshape", "x sizes", "a"), ("Max", "deep a", "b"), ("Tanh", "b", "y")]
+    model = graph(rows, NUMBERS, {"x": (2, 15)}, ("y",))
+    sizes = helper.make_tensor_value_info("sizes", TensorProto.INT64, ["rank"])
+    model.graph.input.append(sizes)
+    assert [node.op_type for node in rewritten(model, [CLIP])[0].graph.node] == [operator for operator, *_ in rows]

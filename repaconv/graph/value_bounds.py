@@ -25,7 +25,7 @@ _ALWAYS: dict[str, Bounds] = {
 """Operators whose results are within these bounds for every input."""
 _WITHIN_INPUT = frozenset(
     (
-        *(*VIEWS, *SELECTIONS, "MaxPool", "GlobalMaxPool", "GlobalAveragePool", "ReduceMean"),
+        *(*VIEWS, *SELECTIONS, "GlobalMaxPool", "GlobalAveragePool", "ReduceMean"),
         *("Expand", "Tile", "Dropout", "DepthToSpace", "SpaceToDepth"),
     )
 )
@@ -68,7 +68,7 @@ class ValueBounds:
             least, most = limits_of(node) or UNKNOWN
             low, high = self.of(node.inputs[0], steps)
             return min(max(low, least), most), min(max(high, least), most)
-        if node.op_type in ("AveragePool", "Pad", "Resize"):
+        if node.op_type in ("AveragePool", "MaxPool", "Pad", "Resize"):
             return self._of_image(node, steps)
         if node.op_type in _WITHIN_INPUT:
             return self.of(node.inputs[0], steps)
@@ -83,8 +83,10 @@ class ValueBounds:
         return UNKNOWN
 
     def _of_image(self, node: ir.Node, steps: int) -> Bounds:
-        """The bounds of an AveragePool, Pad or Resize, which may add other numbers to those of its input."""
+        """The bounds of a pool, Pad or Resize, which may add other numbers to those of its input."""
         low, high = self.of(node.inputs[0], steps)
+        if node.op_type == "MaxPool" and any(size > 1 for size in attribute(node, "dilations", ())):
+            return -inf, high  # a window with gaps may have nothing but padding
         if node.op_type == "AveragePool" and attribute(node, "count_include_pad", 0):
             return min(low, 0.0), max(high, 0.0)
         if node.op_type == "Pad" and attribute(node, "mode", "constant") == "constant":

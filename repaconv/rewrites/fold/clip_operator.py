@@ -58,6 +58,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
         else:
             continue
         write.replace(node.outputs[0], new)
+        model.graph.remove(node, safe=True)  # so that it reads nothing
         yield Change(rewrite=CLIP.name, place=node.name or "", description=what)
     clean(model)
 
@@ -83,7 +84,7 @@ def _limit(node: ir.Node) -> _Limit | None:
     if node.op_type in ("Max", "Min"):
         values = [value for value in node.inputs if value is not None and scalar(value) is None]
         numbers = [one for value in node.inputs if (one := scalar(value)) is not None]
-        if len(values) != 1 or len(numbers) != 1 or sizes(values[0]) != sizes(node.outputs[0]) or sizes(x) is None:
+        if len(values) != 1 or len(numbers) != 1 or not sizes(values[0]) == sizes(node.outputs[0]) is not None:
             return None
         x, number = values[0], numbers[0]
         limits = (number, inf) if node.op_type == "Max" else (-inf, number)

@@ -151,6 +151,13 @@ def test_what_stays(rows):
     assert kinds(rows) == [operator for operator, *_ in rows]
 
 
+def test_what_a_dropout_scales_is_limited():
+    """In training mode it multiplies what it keeps."""
+    rows = [("Sigmoid", "x", "a"), ("Dropout", "a 0.5 on", "b"), ("Clip", "b 0 1", "c"), ("Tanh", "c", "y")]
+    model = graph(rows, NUMBERS | {"0.5": np.array(0.5), "on": np.array(True)}, {"x": (2, 15)}, ("y",))
+    assert [node.op_type for node in rewritten(model, [CLIP])[0].graph.node] == [operator for operator, *_ in rows]
+
+
 def test_a_number_of_many_axes_stays_next_to_a_value_of_unknown_rank():
     """The number adds axes to the value."""
     rows = [("Reshape", "x sizes", "a"), ("Max", "deep a", "b"), ("Tanh", "b", "y")]

@@ -26,14 +26,14 @@ _ALWAYS: dict[str, Bounds] = {
 _WITHIN_INPUT = frozenset(
     (
         *(*VIEWS, *SELECTIONS, "GlobalMaxPool", "GlobalAveragePool", "ReduceMean"),
-        *("Expand", "Tile", "Dropout", "DepthToSpace", "SpaceToDepth"),
+        *("Expand", "Tile", "DepthToSpace", "SpaceToDepth"),
     )
 )
 """Operators that select or average numbers of their first input."""
 _WITHIN_INPUTS = ("Concat", "Max", "Min", "Where")
-"""Operators each of whose numbers is one of an input."""
+"""Operators whose every result is a number of one of their inputs."""
 MOST_STEPS = 64
-"""How many operators before a value are looked at, one before the other."""
+"""Length of the longest chain of operators before a value that is followed."""
 
 
 class ValueBounds:

@@ -1,8 +1,8 @@
 """clip: limit a value once: write maxima and minima with numbers as Relu or Clip, and join those in series.
 
 Converters from TensorFlow and Keras write ReLU6 as Max and Min, or as Relu and Min. ONNX Runtime computes a Relu or a
-Clip inside the convolution before it, and neither of the two others. What limits a value that is within the limits
-already is removed: RAFT applies a Relu to the sum of two.
+Clip inside the convolution before it, and neither of the two others. A node that limits a value which is within these
+limits anyway is removed: RAFT applies a Relu to the sum of two outputs of Relu.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMITS = ("Max", "Min", "Relu", "Clip")
 
 
 class _Limit(NamedTuple):
-    """A value, and the least and largest number that a node returns of it."""
+    """A node's input, and the least and the largest number that the node lets through."""
 
     x: ir.Value
     least: float
@@ -33,7 +33,7 @@ class _Limit(NamedTuple):
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """Write one Relu or Clip wherever these, Max and Min limit a value, or nothing where they change none; in place."""
+    """Write one Relu or Clip for two nodes that limit a value, and remove those that change nothing; in place."""
     bounds = ValueBounds()
     for node in nodes_of(model, *LIMITS):
         outer = _limit(node)
@@ -92,6 +92,4 @@ def _limit(node: ir.Node) -> _Limit | None:
     return _Limit(x, *limits) if known and limits is not None and limits[0] <= limits[1] else None
 
 
-CLIP = Rewrite(
-    "clip", "what takes the maximum or minimum of a value and numbers: two in series, or one in vain", apply, 12
-)
+CLIP = Rewrite("clip", "a Relu, Clip, Max or Min with numbers that changes nothing or reads another one", apply, 12)

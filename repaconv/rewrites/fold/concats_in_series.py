@@ -1,4 +1,4 @@
-"""concats: join several values at once, where a Concat reads another one along the same axis.
+"""concats: join several values at once where a Concat reads another Concat along the same axis.
 
 UNet++ concatenates the images of a level, and these with the one from below: the inner Concat copies them once more.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """Let each Concat read what the ones that it alone reads along its axis join; in place."""
+    """Write one Concat in place of each that reads others along its axis, if nothing else reads those; in place."""
     for node in nodes_of(model, "Concat"):  # in the order of the graph, so that three become one
         axis = _axis(node)
         inner = [_joined(value, axis) for value in node.inputs]
@@ -34,7 +34,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _joined(value: ir.Value | None, axis: int | None) -> list[ir.Value | None]:
-    """What a Concat along this axis joins to a value that is read once; empty for other values."""
+    """The values that a Concat along this axis joins to a value that is read once; empty for other values."""
     node = made_by(value, "Concat")
     if value is None or node is None or axis is None or not is_read_once(value) or _axis(node) != axis:
         return []
@@ -47,4 +47,4 @@ def _axis(concat: ir.Node) -> int | None:
     return int(attribute(concat, "axis", 0)) % rank if rank else None
 
 
-CONCATS = Rewrite("concats", "a Concat that only another one along the same axis reads", apply, keeps=True)
+CONCATS = Rewrite("concats", "a Concat that is read only by another one along the same axis", apply, keeps=True)

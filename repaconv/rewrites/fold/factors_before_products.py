@@ -101,9 +101,10 @@ def _move_before_sum(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _move_into_divisor(model: ir.Model, node: ir.Node) -> bool:
-    """Multiply what divides the rows of a factor by the numbers that a node multiplies the matrices of a product by.
+    """Divide the divisors of a factor's rows by the numbers by which a node multiplies the matrices of a product.
 
-    One number for all matrices stays: a runtime multiplies by it in the product.
+    The product is that of cosine attention, whose rows are divided by their norms; each head has a number. One number
+    for all matrices stays after the product: a runtime multiplies by it in the product.
     """
     at = 0 if is_constant(node.inputs[0]) else 1
     x, given = node.inputs[1 - at], constant(node.inputs[at])
@@ -126,7 +127,10 @@ def _move_into_divisor(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _division(factor: ir.Value | None, shape: Sizes) -> ir.Node | None:
-    """The Div that alone makes a factor of a product [*batch, rows, columns], and divides rows by a number each."""
+    """The Div that computes a factor of a product [*batch, rows, columns] and divides each row by one computed number.
+
+    None if there is no such Div, or if something else reads its result or the factor.
+    """
     turned = made_by(factor, "Transpose") if is_read_once(factor) else None
     factor = turned.inputs[0] if turned is not None and swaps_last(turned) else factor
     division = made_by(factor, "Div") if is_read_once(factor) else None

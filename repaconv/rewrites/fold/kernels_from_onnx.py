@@ -48,8 +48,12 @@ def kernel_of(node: ir.Node) -> Kernel | None:
 
 
 def weight_and_bias(node: ir.Node) -> tuple[Array, Array | None] | None:
-    """The weight of a Conv or ConvTranspose, [outputs, inputs of a group, ...] in its own type (of a ConvTranspose
-    without groups), and the bias in float64, if it has one; None for other nodes, and if one of both is computed."""
+    """The weight and bias of a Conv, or of a ConvTranspose without groups.
+
+    Returns:
+        The weight [outputs, inputs of a group, ...] in its own type, and the bias in float64, None if there is none.
+        None for other nodes, and if the weight or bias is computed.
+    """
     weight, given = input_at(node, 1), input_at(node, 2)
     if node.op_type not in LAYERS or node.domain or weight is None or not is_constant(weight):
         return None

@@ -3,7 +3,7 @@
 After the move, the scale and shift act on fewer numbers, and the layer that reads the mean may absorb them. A linear
 layer before the mean of its tokens, or a 1x1 convolution before the mean of its pixels, moves as well: mean(x W) =
 mean(x) W. Before a linear layer, a scale and shift also move past maxima, if g > 0, and past a view of an image as a
-row; a 1x1 convolution moves past what makes a row of an image of one pixel, or of all pixels their mean.
+row; a 1x1 convolution moves past the mean of all pixels as a row, and past a view of one pixel as a row.
 """
 
 from __future__ import annotations
@@ -102,9 +102,10 @@ def _move_scale_and_shift(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _may_read_past(x: ir.Value, node: ir.Node) -> bool:
-    """Whether no reader keeps a scaled value, or those that do may take the scale as well.
+    """Whether the scale before a value may move past one of its readers.
 
-    A sum takes it together with an AveragePool: that of PoolFormer subtracts a value from its average.
+    It may if nothing else reads the value. Past an AveragePool it also may if sums read the value, which take the scale
+    then: PoolFormer subtracts a value from its average.
     """
     if is_read_once(x):
         return True
@@ -137,7 +138,9 @@ def _move_linear_layer(model: ir.Model, node: ir.Node) -> str | None:
 
 
 def _move_past_row(model: ir.Model, node: ir.Node) -> str | None:
-    """Move a 1x1 convolution of which only a node that makes a row [B, c] reads, to after it, before a linear layer.
+    """Move a 1x1 convolution past the node that makes a row [B, c] of its image, next to the linear layer after that.
+
+    Nothing else may read the image or the row.
 
     Returns:
         The convolution's name; None if nothing moved, also if the two layers as one would multiply more.
@@ -165,7 +168,7 @@ def _move_past_row(model: ir.Model, node: ir.Node) -> str | None:
 
 
 def _is_row(node: ir.Node) -> bool:
-    """Whether a node makes a row [B, c] of an image [B, c, 1, 1], or of all pixels of an image their mean."""
+    """Whether a node makes a row [B, c]: a view of an image [B, c, 1, 1], or the mean of all pixels of an image."""
     before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
     if before is None or after != before[:2] or len(before) < LEAST_RANK:
         return False
@@ -196,7 +199,7 @@ def _averages_places(node: ir.Node, inner: ir.Node) -> bool:
 
 
 def _is_plain_pointwise(kernel: Kernel) -> bool:
-    """Whether a convolution computes every pixel of one pixel."""
+    """Whether a convolution computes each pixel of its output from one pixel, and as many as it reads."""
     return kernel.is_pointwise and not kernel.is_padded and not any(kernel.reach) and max(kernel.strides) == 1
 
 

@@ -204,15 +204,33 @@ def test_it_stays_after_the_scores(scaled, others):
     assert found[found.index("Softmax") - 1] == scaled[0]
 
 
-def test_factors_of_integers_stay():
-    """One third of an integer is none."""
-    rows = [
-        ("Cast", "x", "whole", {"to": TensorProto.INT64}),
-        ("ReduceMax", "whole last", "most", {"keepdims": 1}),
-        ("Div", "whole most", "quotients"),
-        ("MatMul", "quotients whole", "scores"),
-        ("Mul", "scores threes", "scaled"),
-        ("Cast", "scaled", "y", {"to": TensorProto.DOUBLE}),
-    ]
-    model = graph(rows, LAST_AXIS | {"threes": np.array([3, 5]).reshape(2, 1, 1)}, {"x": (1, 2, 6, 6)})
-    assert "Mul" in operators_after_folding(model, RANDOM.integers(1, 9, (1, 2, 6, 6)).astype(float))
+INTEGERS = ("Cast", "x", "whole", {"to": TensorProto.INT64})
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [
+            ("ReduceMax", "whole last", "most", {"keepdims": 1}),
+            ("Div", "whole most", "quotients"),
+            ("MatMul", "quotients whole", "scores"),
+            ("Mul", "scores threes", "scaled"),
+        ],
+        [
+            ("MatMul", "whole weights", "a"),
+            ("MatMul", "whole others", "b"),
+            ("MatMul", "a b", "scores"),
+            ("Div", "scores three", "scaled"),
+        ],
+    ],
+    ids=["a factor for each head", "one factor"],
+)
+def test_factors_of_integers_stay(rows):
+    """A quotient of integers is rounded."""
+    numbers = {"threes": np.array([3, 5]).reshape(2, 1, 1), "three": np.array(3), **LAST_AXIS}
+    numbers |= {name: RANDOM.integers(-9, 9, (6, 6)) for name in ("weights", "others")}
+    rows = [INTEGERS, *rows, ("Cast", "scaled", "y", {"to": TensorProto.DOUBLE})]
+    found = operators_after_folding(
+        graph(rows, numbers, {"x": (1, 2, 6, 6)}), RANDOM.integers(1, 9, (1, 2, 6, 6)).astype(float)
+    )
+    assert found == [operator for operator, *_ in rows]

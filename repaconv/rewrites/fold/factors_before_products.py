@@ -41,8 +41,15 @@ def move_before_products(model: ir.Model) -> list[tuple[str, str]]:
         Name and operator of each node that multiplied or divided.
     """
     ways = (_move, _move_over, _move_before_sum, _move_into_divisor)
-    moved = [node for node in nodes_of(model, "Mul", "Div") if any(way(model, node) for way in ways)]
+    floats = [node for node in nodes_of(model, "Mul", "Div") if not _is_of_integers(node)]
+    moved = [node for node in floats if any(way(model, node) for way in ways)]
     return [(node.name or "", node.op_type) for node in moved]
+
+
+def _is_of_integers(node: ir.Node) -> bool:
+    """Whether a node multiplies or divides integers, of which a quotient is rounded."""
+    kind = node.outputs[0].dtype
+    return kind is not None and not kind.is_floating_point()
 
 
 def _move(model: ir.Model, node: ir.Node) -> bool:
@@ -113,7 +120,7 @@ def _move_into_divisor(model: ir.Model, node: ir.Node) -> bool:
         return False
     if (node.op_type == "Div" and at == 0) or sizes(x) != shape or given.size < 2 or set(given.shape[-2:]) != {1}:
         return False
-    if given.dtype.kind != "f" or not given.all() or not np.isfinite(given).all():
+    if not given.all() or not np.isfinite(given).all():
         return False
     division = next(filter(None, (_division(value, shape) for value in product.inputs)), None)
     if division is None:

@@ -58,7 +58,8 @@ def move_past_means(model: ir.Model) -> list[str]:
             if node.graph is not model.graph or node.domain:
                 continue
             layer = _move_linear_layer(model, node)
-            layer = _move_past_row(model, node) if layer is None else layer  # the name of one may be empty
+            if layer is None:  # a layer may have an empty name
+                layer = _move_past_row(model, node)
             moved += [layer] if layer is not None else []
             again = again or layer is not None or _move_scale_and_shift(model, node)
     return moved

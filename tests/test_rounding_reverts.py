@@ -39,7 +39,7 @@ def of_norm(random: np.random.Generator, width: int) -> dict[str, np.ndarray]:
 def cancelling(high: float = 300.0) -> onnx.ModelProto:
     """A large constant that is added and subtracted again, with an activation in between, before a mean and a head."""
     rows = [
-        ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"), ("Relu", "b", "c"),
+        ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"), ("LeakyRelu", "b", "c"),
         ("Add", "c high", "up"), ("Relu", "up", "kept"), ("Sub", "kept high", "down"),
         ("GlobalAveragePool", "down", "d"), ("Flatten", "d", "e"), ("Gemm", "e head hb", "y"),
     ]  # fmt: skip

@@ -178,3 +178,15 @@ def test_a_mean_and_a_std_are_one_number_or_one_for_each_channel_of_the_images(r
         code, _, err = repaconv("fold", *given, *(words if given[0] != "c.pth" else words[:4]), "-o", "run")
         assert (code, "mean has 2 numbers, and the images of this network have 3 channels" in err) == (2, True), err
         assert not RUN.exists()
+
+
+def test_a_mean_is_not_compared_with_the_height_of_images_with_channels_last(repaconv):
+    graph = small_graphs.saved(
+        "net.onnx",
+        [("Transpose", "x", "t", {"perm": [0, 3, 1, 2]}), ("Conv", "t w", "y", {})],
+        {"w": (4, 3, 3, 3)},
+        {"x": (TensorProto.FLOAT, ["n", 8, 8, 3])},
+        {"y": (TensorProto.FLOAT, ["n", 4, 6, 6])},
+    )
+    code, _, err = repaconv("fold", graph, "--set", "mean=1,2,3", "--set", "std=1,2,3", "-o", "run")
+    assert code == 0, err

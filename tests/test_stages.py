@@ -17,6 +17,7 @@ import repaconv as rc
 from repaconv import models
 from repaconv.backbones import blockwise_vit
 from repaconv.cli.text_and_json_output import print_json
+from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
 from repaconv.core.files import read_artefact, write_artefact, write_text
 from repaconv.core.run_folder import find_run
@@ -427,6 +428,8 @@ def test_bench_goes_without_a_training_form_that_the_runtime_does_not_take(tiny,
     assert [each.name for each in done.latencies] == [DEPLOY]
     assert done.ratio is None
     assert "without the training form: it cannot load" in done.note
+    monkeypatch.setattr(run_folder, "failed_of_others", lambda *_: "verify failed for another export")
+    assert rc.bench("run", rounds=3).note.endswith("; verify failed for another export")
     with pytest.raises(Refused, match="cannot load"):  # asked for, it is not left out
         rc.bench("run", against="run/bench/training.onnx", rounds=3)
 

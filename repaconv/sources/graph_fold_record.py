@@ -25,7 +25,7 @@ from repaconv.verification.tolerances import LARGEST_RTOL, depth_reason, verdict
 if TYPE_CHECKING:
     import onnx
 
-    from repaconv.engines.contract import Feeds
+    from repaconv.engines.contract import Feeds, Port
     from repaconv.verification.probe_inputs import Probes
 
 
@@ -235,23 +235,29 @@ def _image_properties(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize 
     free = bool(first.shape) and not isinstance(first.shape[0], int) and found.other.get(names[0], 1) > 1
     batch: Batch = "dynamic" if free else first.shape[0] if first.shape and isinstance(first.shape[0], int) else 1
     dimensions = {"batch": names[0] if first.shape and not isinstance(first.shape[0], int) else ""}
-    sides = first.shape[2:]
-    fixed = [isinstance(side, int) for side in sides]
-    floats = first.dtype in ("float32", "float16", "float64")
-    if (
-        len(ports) > 1
-        or len(first.shape) != 4
-        or not isinstance(first.shape[1], int)
-        or not floats
-        or len({*fixed}) > 1
-        # Images in the layout [B, H, W, C].
-        or (first.shape[1] not in IMAGE_CHANNELS and first.shape[3] in IMAGE_CHANNELS)
-    ):
+    if image_channels(ports) is None:
         return None, False, batch, dimensions
+    sides = first.shape[2:]
+    fixed = isinstance(sides[0], int)
     height, width = (
         side if isinstance(side, int) else found.usual[n] for side, n in zip(sides, names[2:], strict=True)
     )
-    return (height, width), not fixed[0], batch, {**dimensions, "sides": () if fixed[0] else tuple(names[2:])}
+    return (height, width), not fixed, batch, {**dimensions, "sides": () if fixed else tuple(names[2:])}
+
+
+def image_channels(ports: Sequence[Port]) -> int | None:
+    """Channels of the images that a graph with these inputs takes, None if it does not take images alone.
+
+    Images have the layout [B, C, H, W], and both sides are fixed or neither is.
+    """
+    first = ports[0]
+    if len(ports) > 1 or len(first.shape) != 4 or first.dtype not in ("float32", "float16", "float64"):
+        return None
+    _, channels, height, width = first.shape
+    if not isinstance(channels, int) or isinstance(height, int) != isinstance(width, int):
+        return None
+    channels_last = channels not in IMAGE_CHANNELS and width in IMAGE_CHANNELS
+    return None if channels_last else channels
 
 
 def _has_rows_per_image(model: onnx.ModelProto, batch: Batch, calls: Sequence[tuple[Feeds, Feeds]]) -> bool:

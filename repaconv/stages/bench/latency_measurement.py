@@ -76,10 +76,11 @@ class Plan(NamedTuple):
             raise
 
     def without_training(self, why: str) -> Plan:
-        """The same plan without the training-time network; ``why`` becomes a note."""
+        """The same plan without the training-time network; ``why`` is added to the note."""
         kept = [subject for subject in self.subjects if not subject.is_original]
         name = next(subject.name for subject in self.subjects if subject.is_original)
-        return self._replace(known=self.known._replace(subjects=kept, note=without_original(name, why)))
+        note = "; ".join(filter(None, [without_original(name, why), self.known.note]))
+        return self._replace(known=self.known._replace(subjects=kept, note=note))
 
     def dims(self, batch: int) -> dict[str, int]:
         """Sizes of the dynamic dimensions, by name."""

@@ -24,7 +24,7 @@ from repaconv.rewrites.presets import DEFAULT, OFFICIAL
 from repaconv.sources.class_score_outputs import asked_classes, class_scores
 from repaconv.sources.fold_size_reverts import Kept
 from repaconv.sources.graph_fold import folded, parts_not_folded
-from repaconv.sources.graph_fold_record import GraphProperties, measured_properties, recorded
+from repaconv.sources.graph_fold_record import GraphProperties, image_channels, measured_properties, recorded
 from repaconv.sources.onnx_source import UpgradedGraph, with_supported_opset
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.rounding_reverts import compared_with_reverts, forced_fields
@@ -122,9 +122,8 @@ def _plan(options: FoldOptions, source: Path) -> _Plan:
     sha256, payload = sha256_of(source), f"{run_folder.utf8_stem(source)}{run_folder.FOLDED}"
     require_unchanged(source, stamp)
     images, _ = _images_and_classes(options.settings or {}, _declared_size(model))
-    shape = inputs_of(model)[0].shape
-    if len(shape) == 4 and isinstance(shape[1], int):
-        require_channels(options.settings or {}, images.preprocessing, shape[1])
+    if (channels := image_channels(inputs_of(model))) is not None:
+        require_channels(options.settings or {}, images.preprocessing, channels)
     run = run_folder.prepare_run(
         source,
         sha256,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -463,20 +464,36 @@ def _from_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Mod
             hint="Code that comes with a folder is not run; give it as your own, with --arch FILE.py:FUNCTION.",
             code="arch.unknown",
         )
-    library.utils.logging.disable_progress_bar()
     part = arch.config.get(getattr(kind.config_class, "base_config_key", ""))  # of a network of several, as CLIP's
+    if isinstance(part, dict):  # the size of the embedding that is compared with that of texts is CLIP's own
+        part = part | {key: arch.config[key] for key in ("projection_dim",) if key in arch.config}
     settings = kind.config_class.from_dict(dict(part if isinstance(part, dict) else arch.config))
-    module, found = kind.from_pretrained(
-        None, config=settings, state_dict=weights, output_loading_info=True, ignore_mismatched_sizes=True
-    )
+    with _without_messages(library.utils.logging):
+        module, found = kind.from_pretrained(
+            None, config=settings, state_dict=weights, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     if isinstance(part, dict):
         own = {name.partition(".")[0] for name in module.state_dict()}
         of_others = {name for name in found.get("unexpected_keys", ()) if name.partition(".")[0] not in own}
         found = {**found, "unexpected_keys": {*found.get("unexpected_keys", ())} - of_others}
-    kinds = (("missing", "missing_keys"), ("not in it", "unexpected_keys"), ("of another shape", "mismatched_keys"))
-    _require_none(arch, [(what, sorted(map(str, found.get(key, ())))) for what, key in kinds])
+    shapes = [f"{name} {[*stored]}, not {[*wanted]}" for name, stored, wanted in found.get("mismatched_keys", ())]
+    kinds = (("missing", "missing_keys"), ("not in it", "unexpected_keys"))
+    differences = [(what, sorted(found.get(key, ()))) for what, key in kinds]
+    _require_none(arch, [*differences, ("of another shape", sorted(shapes))])
     loaded: nn.Module = module.float()
     return loaded
+
+
+@contextmanager
+def _without_messages(logging: Any) -> Iterator[None]:
+    """Within it, transformers shows no progress and no table of the tensors that differ, which are refused."""
+    level = logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def vision_tower(arch: Architecture) -> str:

@@ -412,7 +412,7 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
             raise
         raise Refused(
             f"{arch.name} takes images and text.",
-            hint=f"Fold its vision tower: repaconv fold {shlex.quote(str(path))} --arch {tower}.",
+            hint=f"Fold its vision tower: repaconv fold {shlex.quote(str(path))} --arch {tower}",
             code=refused.code,
         ) from refused
     require_channels(options.settings or {}, images.preprocessing, network.channels)

@@ -258,6 +258,8 @@ def test_two_sets_in_one_state_dict_are_told_apart_by_their_prefix(tmp_path, tin
     assert repaconv("fold", "both.pth", "--weights", "module")[0] == 0
     torch.save({**tiny_weights, "module.extra": torch.ones(1)}, tmp_path / "more.pth")
     assert "two sets" not in repaconv("fold", "more.pth")[2]
+    torch.save({**tiny_weights, **again, "module.extra": torch.ones(1)}, tmp_path / "more.pth")
+    assert "two sets" in " ".join(repaconv("fold", "more.pth")[2].split())  # a buffer that a method does not keep
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     weights = module.state_dict()
     torch.save({**weights, **{f"module.{name}": weight for name, weight in weights.items()}}, tmp_path / "own.pth")

@@ -86,7 +86,7 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
         "checkpoint.unexpected-keys",
         "has keys that no part of this net takes:",
         more,
-        second_set_hint(more, {names.get(name, name) for name in tensors})
+        second_set_hint(more, {names.get(name, name) for name in expected})
         or "Folding only a part would be wrong. If they are not its weights, select those by prefix, with --weights.",
     )
     for name, wanted in expected.items():
@@ -104,16 +104,16 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
             raise _dtype(names.get(name, name), found, "not whole numbers")
 
 
-def second_set_hint(more: Collection[str], every: Collection[str]) -> str:
-    """What to do if the names too many are those of other tensors under one prefix, e.g. ``module.``; empty otherwise.
+def second_set_hint(more: Collection[str], own: Collection[str]) -> str:
+    """What to do if the names too many are those of the network again under one prefix, e.g. ``module.``; else empty.
 
     Args:
-        more: The names that the network does not have.
-        every: All names in the file.
+        more: The names in the file that the network does not have.
+        own: The names in the file that the network has.
     """
     prefix = next(iter(more), "").partition(".")[0]
     others = {name.removeprefix(f"{prefix}.") for name in more if name.startswith(f"{prefix}.")}
-    if not prefix or len(others) < len(more) or not others <= {*every} - {*more}:
+    if not prefix or len(others) < len(more) or not others >= {*own}:
         return ""
     return (
         f"These are the names of the other tensors again, under {prefix}., so that the file holds two sets of weights. "

@@ -43,7 +43,7 @@ precisions = ["fp32"]          # "fp16", "bf16" and "int8" are lossy; their rang
 {bundle} # what a board needs that builds its own engine, e.g. a Jetson
 {off}precision = "fp32"
 
-# [bench]                      # latency of the deploy and the training form, where the target is this machine
+# [bench]                      # latency before and after the fold, where the target is this machine
 # baseline = "baselines.json"  # written by repaconv gate {name} --update-baseline, and committed
 # max_regression = 0.05
 """

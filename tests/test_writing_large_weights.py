@@ -29,7 +29,8 @@ def test_a_large_file_reaches_the_disk_while_it_is_written(limit, times, monkeyp
     seen, write_through = [], os.fsync
 
     def on_disk(file):
-        seen.append("on disk")
+        if os.fstat(file).st_size >= 64 * 64 * 4:  # the note that repaconv wrote the file is smaller
+            seen.append("on disk")
         write_through(file)
 
     monkeypatch.setattr(safetensors_weights, "DISK_BYTES", limit)

@@ -234,10 +234,10 @@ def test_what_a_new_recipe_still_lacks_comes_before_running_it(repaconv):
 
 
 def test_an_unknown_preset_is_refused_before_the_fold(tiny, repaconv):
-    Path("odd.toml").write_text(f'checkpoint = "{tiny}"\npreset = "oficial"\n')
+    Path("odd.toml").write_text(f'checkpoint = "{tiny}"\npreset = "officia"\n')
     code, out, _ = repaconv("run", "odd.toml")
     said = " ".join(out.split())
-    assert (code, "odd.toml:2:1: preset: oficial is neither a rewrite preset nor a file" in said) == (2, True), out
+    assert (code, "odd.toml:2:1: preset: officia is neither a rewrite preset nor a file" in said) == (2, True), out
     assert "Did you mean official?" in said
     assert not Path("repaconv-out").exists()
 

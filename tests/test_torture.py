@@ -512,10 +512,10 @@ def test_a_network_that_an_interrupted_run_left_half_made_is_made_again(tmp_path
     (at := tmp_path / "square").mkdir()
     (at / "net.onnx").write_bytes(b"half")
     make = partial(code_networks._made_graph, make=square)
-    assert code_networks._tried(at, make) == []
+    assert code_networks._tried(at, make) == {}
     assert (at / "known.pt").is_file()
     made = (at / "net.onnx").stat().st_mtime_ns
-    assert code_networks._tried(at, make) == []
+    assert code_networks._tried(at, make) == {}
     assert (at / "net.onnx").stat().st_mtime_ns == made
 
 

@@ -166,6 +166,8 @@ def interleaved(
         for name in [name for name, verdict in checked.items() if verdict == "failed"]:
             missing[name] = "its outputs differ"
             del opened[name]
+        if base not in opened:
+            raise SystemExit(f"No row: all are compared with {base}, and {missing[base]}.")
         losses = {name: _loss(run, opened[base], ready, place.batch) for name, run in opened.items()}
         if check is None:
             _require_same(losses, lossy)

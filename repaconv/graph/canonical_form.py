@@ -224,8 +224,10 @@ def _copies_alike(reshape: ir.Node, before: ir.Node) -> bool:
     next to a -1, which is then undetermined.
     """
     target = _target(reshape)
-    if attribute(reshape, "allowzero", 0) or target is None:
-        return target is not None
+    if target is None:
+        return False
+    if attribute(reshape, "allowzero", 0):
+        return True
     copied = [axis for axis, size in enumerate(target) if size == 0 or not (isinstance(size, int) or -1 in target)]
     inner = None if before.op_type != "Reshape" or attribute(before, "allowzero", 0) else _target(before)
     pairs = ((sizes(before.outputs[0]), sizes(before.inputs[0])), (target, inner))

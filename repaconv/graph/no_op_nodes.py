@@ -13,7 +13,16 @@ import numpy as np
 
 from repaconv.graph.constants_of_dynamic_shape import assigns_all
 from repaconv.graph.index_selections import EVERYTHING, Selection, selection_of
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, input_at, is_constant, is_read, made_by
+from repaconv.graph.nodes_and_constants import (
+    Writer,
+    attribute,
+    both_keep_names,
+    constant,
+    input_at,
+    is_constant,
+    is_read,
+    made_by,
+)
 from repaconv.graph.operator_facts import PRODUCTS, REDUCTIONS, VIEWS
 from repaconv.graph.symbolic_shapes import sizes
 
@@ -38,7 +47,7 @@ def remove_no_ops(model: ir.Model) -> bool:
         value, source = node.outputs[0], None if node.domain else _unchanged_input(node)
         if source is None or not is_read(value):
             continue
-        if value.is_graph_output() and (source.producer() is None or source.is_graph_output()):
+        if both_keep_names(value, source):
             continue
         Writer(model, node).replace(value, source)
         removed = True

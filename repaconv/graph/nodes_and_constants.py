@@ -93,6 +93,11 @@ def is_read_once(value: ir.Value) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
+def both_keep_names(output: ir.Value, x: ir.Value) -> bool:
+    """Return whether both are inputs or outputs of the graph, so that neither can take the place of the other."""
+    return output.is_graph_output() and (x.producer() is None or x.is_graph_output())
+
+
 def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
     """Return the node that computes a value, if it is one of these operators of ONNX's default domain."""
     node = None if value is None else value.producer()

@@ -464,10 +464,11 @@ def _from_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Mod
             hint="Code that comes with a folder is not run; give it as your own, with --arch FILE.py:FUNCTION.",
             code="arch.unknown",
         )
-    part = arch.config.get(getattr(kind.config_class, "base_config_key", ""))  # of a network of several, as CLIP's
+    config = dict(arch.config)
+    part = config.get(getattr(kind.config_class, "base_config_key", ""))  # of a network of several, as CLIP's
     if isinstance(part, dict):  # the size of the embedding that is compared with that of texts is CLIP's own
-        part = part | {key: arch.config[key] for key in ("projection_dim",) if key in arch.config}
-    settings = kind.config_class.from_dict(dict(part if isinstance(part, dict) else arch.config))
+        config = part | {key: config[key] for key in ("projection_dim",) if key in config}
+    settings = kind.config_class.from_dict(config)
     with _without_messages(library.utils.logging):
         module, found = kind.from_pretrained(
             None, config=settings, state_dict=weights, output_loading_info=True, ignore_mismatched_sizes=True

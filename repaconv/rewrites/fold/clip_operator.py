@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.graph.models_in_onnx_ir import clean
-from repaconv.graph.nodes_and_constants import Writer, is_read_once, nodes_of, scalar
+from repaconv.graph.nodes_and_constants import Writer, both_keep_names, is_read_once, nodes_of, scalar
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import shaped_like, sizes
 from repaconv.graph.value_bounds import ValueBounds, limits_of
@@ -43,7 +43,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
         before = x.producer()
         inner = _limit(before) if before is not None and is_read_once(x) else None
         low, high = bounds.of(x)
-        if outer.least <= low and high <= outer.most and not _are_both_named(node.outputs[0], x):
+        if outer.least <= low and high <= outer.most and not both_keep_names(node.outputs[0], x):
             new, what = x, f"{node.op_type} of what is within its limits -> nothing"
         elif before is not None and inner is not None:
             least, most = (min(max(limit, outer.least), outer.most) for limit in inner[1:])
@@ -61,11 +61,6 @@ def apply(model: ir.Model) -> Iterator[Change]:
         model.graph.remove(node, safe=True)  # so that it reads nothing
         yield Change(rewrite=CLIP.name, place=node.name or "", description=what)
     clean(model)
-
-
-def _are_both_named(output: ir.Value, x: ir.Value) -> bool:
-    """Whether both are inputs or outputs of the graph, which keep their names."""
-    return output.is_graph_output() and (x.producer() is None or x.is_graph_output())
 
 
 def _written(write: Writer, x: ir.Value, least: float, most: float) -> ir.Value:

@@ -406,8 +406,9 @@ def _layer_of_rows(node: ir.Node) -> ir.Node | None:
     if x is None or width_of(x) is None or weight is None or before is None or after is None:
         return None
     axes = axes_of(node, len(before)) if node.op_type == "ReduceMean" else [CHANNELS + 1]
-    is_row = len(weight) == len(after) == 2 and after[0] == before[0] and bool(axes) and min(axes or (0,)) > CHANNELS
-    return layer if is_row else None
+    if not axes or min(axes) <= CHANNELS:
+        return None
+    return layer if len(weight) == len(after) == 2 and after[0] == before[0] else None
 
 
 def _is_depthwise(node: ir.Node) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
-from tune_replay import Net, Simulation, recorded, replayed
+from tune_replay import Net, Setting, Simulation, recorded, replayed
 
 from repaconv.results import Deployment
 from repaconv.stages.tune.speed_measurements import MeasurementCosts, MeasurementLog, Timing
@@ -36,6 +37,20 @@ def test_with_many_images_the_time_of_their_evaluation_is_kept_free(budget_s):
     found = replayed(net, 0, budget_s, images=200)
     assert found.seconds <= LONGER * budget_s
     assert (found.winner.precision == "int8") == (budget_s > 60)
+
+
+@pytest.mark.parametrize("latency_s", [0.3, 0.6, 1.0, 1.6, 2.4])
+def test_where_an_inference_takes_long_a_faster_runtime_is_measured_before_a_setting(latency_s):
+    """CoaT-Mini with batch 8: a setting without effect took the time in which OpenVINO would have been measured."""
+    net = next(net for net in recorded() if net.isa == "avx512-bf16" and "riformer-s12" in net.name)
+    gains = {Setting("onnxruntime", "fp32", "", ()): 0.0, Setting("onnxruntime", "fp32", "", ("denormals",)): 0.0}
+    gains[Setting("openvino", "fp32", "", ())] = math.log(1.4)
+    starts = {("onnxruntime", "fp32", ""): ("mean-as-pool",), ("openvino", "fp32", ""): ("mean-as-pool",)}
+    slow = replace(net, macs=17e9, latency_s=latency_s, gains=gains, starts=starts)
+    for seed in range(3):
+        found = replayed(slow, seed, 60.0)
+        assert found.winner.runtime == "openvino"
+        assert found.seconds <= 60 + 4 * latency_s
 
 
 def test_where_the_first_quantization_was_lucky_the_others_do_not_exceed_the_time():

@@ -46,7 +46,10 @@ LEAST_IMPROVEMENT = 0.003
 LEAST_EFFECT = 0.001
 """Smallest predicted effect (log of the speedup) of a change that is combined with others."""
 FEWEST, FIRST, MIDDLE = 3, 6, 12
-"""Rounds of a measurement when little time is left, of a first measurement, and of the one that chooses finalists."""
+"""Rounds of a measurement when little time is left or inferences are slow, of a first measurement, and of the one that
+chooses finalists."""
+FIRST_SHARE = 0.1
+"""Largest share of the time that a first measurement of one configuration may take; above it, inferences are slow."""
 GROUP, SEMIFINALISTS, FINALISTS = 6, 6, 3
 """Number of configurations that are measured together, and that are measured again as semifinalists and finalists."""
 SIMILAR_WORTH = 0.4
@@ -297,6 +300,7 @@ class _Search:
         rejected: Trials whose loss is not.
         evaluated: Whether the loss of a configuration is within the budget.
         final_s: Seconds set aside for the last measurements, at most.
+        first: Rounds of a first measurement.
         macs: MACs of the baseline.
     """
 
@@ -315,11 +319,13 @@ class _Search:
     rejected: set[Lossy] = field(default_factory=set)
     evaluated: dict[Deployment, bool] = field(default_factory=dict)
     final_s: float = 0.0
+    first: int = FIRST
     macs: float = 1.0
 
     def __post_init__(self) -> None:
         self.trial_of[self.rows.baseline] = self.trials[0]
         self.final_s = FINAL_SHARE * self.source.left_s()
+        self.first = self._first_rounds()
         self.macs = float(self.work(self.rows.baseline))
         self._measured({each: trial for each in self.source.known() for trial in self.trials if trial.has(each)})
         self._evaluate_leader()
@@ -331,7 +337,7 @@ class _Search:
             self._evaluate_leader()
 
     def _measured(self, batch: Mapping[Deployment, Trial]) -> None:
-        found = self.rows.measured(batch, min(FIRST, self.rounds), "measured")
+        found = self.rows.measured(batch, self.first, "measured")
         self.dropped |= {each for each in batch if each not in found}
         self.trial_of |= {each: batch[each] for each in found}
 
@@ -362,12 +368,14 @@ class _Search:
             if cost_s >= free_s:
                 self.source.cut = True
                 self.late.add(trial.start)
+                if not batch and self._waits_for_the_end(trial):
+                    break
                 continue
             if self._too_much_work(best, trial):
                 continue
             gain = gains[every.index(best)]
             self.rows.record(best, expected=math.exp(gain))
-            assumed.append(Observation("", self.macs, best, gain, ROUND_NOISE / math.sqrt(FIRST)))
+            assumed.append(Observation("", self.macs, best, gain, ROUND_NOISE / math.sqrt(self.first)))
             least_worth = least_worth or SIMILAR_WORTH * worth[best]
             batch[best] = trial
         return batch
@@ -450,7 +458,14 @@ class _Search:
     # Time
 
     def _cost(self, wanted: Sequence[Deployment]) -> float:
-        return self.source.predicted_s(wanted, min(FIRST, self.rounds))
+        return self.source.predicted_s(wanted, self.first)
+
+    def _first_rounds(self) -> int:
+        """Rounds of a first measurement: few if inferences are slow."""
+        fp32 = [trial.start for trial in self.trials if _is_fp32(trial)]
+        costs = [self.source.predicted_s([each], FIRST, written=True) for each in fp32]
+        most_s = FIRST_SHARE * self.source.left_s()
+        return min(FEWEST if max(costs, default=0.0) > most_s else FIRST, self.rounds)
 
     def _free_s(self, wanted: Sequence[Deployment]) -> float:
         """Seconds that are left for measuring these, without what the end of the search needs after that."""
@@ -524,14 +539,14 @@ class _Search:
 
     def finished(self) -> list[Candidate]:
         """Measure the best in more rounds; returns all rows, the winner first."""
-        if not self._ranked():
+        if not self._ranked() or any(map(self._waits_for_the_end, self.trials)):
             self._measure_most_promising()
         some = self._ranked()[:SEMIFINALISTS]
         if self.rounds > MIDDLE and self._rounds_in_time(some, (MIDDLE,), self._final_s(some)):
             self.rows.measured(some, MIDDLE, "semifinalist")
         finalists = self._finalists()
         wanted = finalists
-        while wanted and not (rounds := self._rounds_in_time(wanted, (self.rounds, self.rounds // 2, MIDDLE))):
+        while wanted and not (rounds := self._rounds_in_time(wanted, (self.rounds, self.rounds // 2, MIDDLE, FIRST))):
             self.source.cut = True
             wanted = wanted[:-1]
         if wanted:
@@ -540,8 +555,18 @@ class _Search:
         self._describe_rest()
         return self.rows.finished(wanted or finalists)
 
+    def _waits_for_the_end(self, trial: Trial) -> bool:
+        """Whether inferences are slow, and an FP32 trial without a measurement has to use the time of the last ones."""
+        measured = {each.start for each in self.trial_of.values()}
+        late = trial.start in self.late and trial.start not in measured
+        slow = self.first == FEWEST and _is_fp32(trial)
+        return slow and late and self._rounds_in_time([trial.start], (FEWEST,)) > 0
+
     def _measure_most_promising(self) -> None:
-        """Measure one FP32 configuration if there was no time for a search, since an inference takes seconds."""
+        """Measure one FP32 configuration for which the search had no time, in that of the last measurements.
+
+        An unknown runtime that may be faster tells more than more rounds of the known ones.
+        """
         pool = self._pool(exact=True)
         improvements = self._improvements(list(pool), (), exact=True)[1] if pool else []
         for each, improvement in sorted(zip(pool, improvements, strict=True), key=lambda pair: -pair[1]):

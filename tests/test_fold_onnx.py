@@ -848,6 +848,16 @@ def test_where_nothing_folds_float64_is_not_asked_before_all_inputs_were_tried_i
     assert not asked
 
 
+def test_where_nothing_folds_and_nothing_can_be_compared_the_exit_code_is_5(repaconv):
+    """It was 0, and the result did not say why it was not verified."""
+    onnx.save(graph([("Sqrt", "x", "1"), ("Neg", "1", "2"), ("Sqrt", "2", "y")], {}, {"x": (1, 4)}), "graph.onnx")
+    code, out, _ = repaconv("fold", "graph.onnx")
+    assert code == 5
+    assert "NaN on both sides" in out
+    assert "not verified: nothing to fold: the network stays as it is; nothing could be compared" in out
+    assert "NaN" in json.loads(Path("repaconv-out/graph/fold.json").read_text())["links"][0]["note"]
+
+
 def test_both_doors_say_of_a_network_in_which_nothing_folds_that_it_passed(repaconv):
     """As weights and as a graph: the graph was not compared, and "not verified"."""
     layers = "nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten()"

@@ -131,6 +131,7 @@ def test_an_onnx_model_is_compared_with_its_original_and_lacks_no_output_of_othe
     rc.export()
     verified = rc.verify()
     assert list(verified.for_scale) == ["original in float32 against float64"]
+    assert {link.reference for link in verified.links} == {"original, float64"}
     measured = rc.bench(rounds=2)
     assert [row.name for row in measured.latencies] == ["folded", "original"]
     assert "folded (fp32)" in measured.compared

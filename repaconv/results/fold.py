@@ -286,7 +286,7 @@ class GraphFold(FoldArtefact):
             was folded, because that is less accurate. ``not_folded`` has the reasons.
         links: The comparisons of the outputs before and after the fold, one for each output; of a network that was
             exported for the fold, the first one compares it with its exported graph. An output that could not be
-            compared is a link that is *not verified*. Empty for an ONNX file of which nothing was folded.
+            compared is a link that is *not verified*. If nothing was folded, the graph is compared with itself.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"left": "not_folded", "taken_back": "reverted"}

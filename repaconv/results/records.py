@@ -644,7 +644,7 @@ class Link(TaskIfAny):
             default export, in ``export.json`` itself, and for links that are not about an export.
         sha256: The SHA-256 of the ONNX model or engine that `verify` ran; empty for other links.
         inputs: The inputs of this link, if they are not those of the whole result; else empty.
-        reference: The reference, e.g. ``training form, float64``.
+        reference: The reference, e.g. ``training form, float64``, or ``original, float64`` of an ONNX model.
         candidate: The candidate, e.g. ``ONNX under ONNX Runtime``; with the name of the output if the model has
             several.
         tolerance: The difference that is allowed; null if nothing was compared.

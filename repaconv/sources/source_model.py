@@ -184,3 +184,8 @@ class SourceModel(Protocol):
 def form_names(folded: FoldArtefact) -> tuple[str, str]:
     """What the folded network and the original are called in results of a run."""
     return (FOLDED, ORIGINAL) if folded.origin_kind == "graph" else (DEPLOY, TRAINING)
+
+
+def reference_name(folded: FoldArtefact) -> str:
+    """What the reference of every comparison of a run, the original network in float64, is called in its links."""
+    return f"{form_names(folded)[1]}, float64"

@@ -23,12 +23,12 @@ from repaconv.core.files import (
 )
 from repaconv.core.progress import Progress, silent
 from repaconv.results import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
+from repaconv.sources.source_model import reference_name
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.bundle.stage import expected_in
 from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.stages.shared.task_choice import evaluation_of, size_in
-from repaconv.stages.verify.verification_chain import REFERENCE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -228,7 +228,7 @@ def _bundle_of(taken: run_folder.Run, sha256: str) -> tuple[BundleArtefact, Path
 def _engine_links(
     found: dict[str, bytes], made: BundleArtefact, bundle: Path, candidate: str, source_model: SourceModel
 ) -> tuple[Link, ...]:
-    """Compare the engine's outputs with those of the float64 training form, by the tolerance of its precision.
+    """Compare the engine's outputs with those of the original network in float64, by the tolerance of its precision.
 
     Of a lossy precision, also in the network's task.
     """
@@ -247,7 +247,7 @@ def _engine_links(
         right = {name: array[:used] if array.ndim else array for name, array in zip(names, expected, strict=True)}
         got = {name: _shaped_like(tensors[name], array, used) for name, array in zip(names, expected, strict=True)}
         compared.add(got, right, whole=described["whole"])
-    return compared.links("engine", REFERENCE)
+    return compared.links("engine", reference_name(source_model.folded))
 
 
 def _shaped_like(found: NDArray[np.float64], expected: NDArray[Any], used: int | None) -> NDArray[Any]:

@@ -33,7 +33,7 @@ from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.stages.shared.preset_choice import GraphPreset, choose_preset, require_known_preset
 from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.tasks.task_of_network import task_named
-from repaconv.verification.folded_graph_verification import require_runnable, verification_links
+from repaconv.verification.folded_graph_verification import FOLDED, GIVEN, require_runnable, verification_links
 from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.onnx_model_loading import inputs_of, loaded
 
@@ -210,19 +210,22 @@ def _images(plan: _Plan, properties: GraphProperties) -> tuple[Images | None, in
 def _unchanged_links(plan: _Plan, given: Evaluated) -> tuple[Link, ...]:
     """Compare the written graph, in a new session, with the original, if nothing folds.
 
-    Few inputs are run first, and more only if these leave an output undecided. Returns no links if no output can be
-    compared, or if the graph does not compute the same result twice.
+    Few inputs are run first, and more only if these leave an output undecided. An output that cannot be compared, or
+    that the graph does not compute the same twice, is *not verified*.
     """
+    from repaconv.verification.comparison import not_verified
+
     links: tuple[Link, ...] = ()
     written = Evaluated(given.model, given.sample)
     for few in (True, False):
         try:
-            links = verification_links(plan.source, given, written, few=few)
-        except Refused:
-            links = ()
-        if links and all(link.verdict == "passed" for link in links):
+            links = verification_links(plan.source, given, written, few=few, unverified=True)
+        except Refused as refused:
+            links = (not_verified("onnx", GIVEN, FOLDED, refused.message),)
+        if all(link.verdict == "passed" for link in links):
             break
-    return () if any(link.verdict == "failed" for link in links) else links
+    unequal = "the same graph gives other numbers when it runs again"
+    return tuple(link.because("not_comparable", unequal) if link.verdict == "failed" else link for link in links)
 
 
 def _artefact(

@@ -112,5 +112,6 @@ def _graph(done: GraphFold) -> None:
     if done.links:
         stdout().print(links(done.links))
     where = f"compared by {done.float64}" if done.float64 else WITHOUT
+    where = "nothing could be compared, see above" if done.verdict == "not verified" else where
     summary = plain(done.unchanged) or f"{count_text(len(done.changes), 'change')}, opset {done.opset}"
     stdout().print(f"{colored(done.verdict)}: {summary}; {where}")

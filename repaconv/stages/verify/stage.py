@@ -24,7 +24,7 @@ from repaconv.stages.shared.result_provenance import made_by, with_files
 from repaconv.stages.shared.task_choice import settled, task_of, with_labels
 from repaconv.stages.verify.link_to_unconverted_network import ParentLink, parent_link
 from repaconv.stages.verify.options import VerifyOptions
-from repaconv.stages.verify.verification_chain import REFERENCE, Chain, PlannedLink, Rules, verification_chain
+from repaconv.stages.verify.verification_chain import Chain, PlannedLink, Rules, verification_chain
 from repaconv.verification.rounding import float64_rounding, network_rounding
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class _Plan(NamedTuple):
     source: Path
     given: Inputs
     built: BuildArtefact | None
+    rules: Rules
     chain: Chain
     parent: ParentLink | None
     path: Path
@@ -129,7 +130,7 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
     chain = verification_chain(source_model, exports, given, rules, engine, built)
     _require_used(asked, chain)
     parent = parent_link(source_model, random_images=random_images)
-    return _Plan(options, taken, source_model, source, given, built, chain, parent, path)
+    return _Plan(options, taken, source_model, source, given, built, rules, chain, parent, path)
 
 
 def _require_used(asked: set[str], chain: Chain) -> None:
@@ -211,14 +212,13 @@ def _for_scale(
 
 def _links(plan: _Plan, progress: Progress) -> list[Link]:
     """All links with their verdicts, in the order of the policy."""
-    from repaconv.verification.comparison import not_verified
     from repaconv.verification.tolerances import LINKS
 
     compared = (link for step in plan.chain.steps for link in _compared_outputs(step, plan, progress))
     links = [*compared, *plan.chain.idle, *([plan.parent.link()] if plan.parent else [])]
     there = {link.name for link in links}
     lacking = (name for name in plan.options.require if name not in there)
-    links += [not_verified(name, REFERENCE, name, _why_absent(name)) for name in lacking]
+    links += [plan.rules.idle(name, name, _why_absent(name)) for name in lacking]
     links = [_required(link) if link.name in plan.options.require else link for link in links]
     links = [_as_built(link, plan.built) if link.name == "engine" else link for link in links]
     return sorted(links, key=lambda link: LINKS.index(link.name))
@@ -236,7 +236,8 @@ def _compared_outputs(step: PlannedLink, plan: _Plan, progress: Progress) -> Ite
     """One link for every output; if it fails, with the layer at which it first differs."""
     from repaconv.verification.divergence_location import broken
 
-    lossy, links = step.compared.allowed.kind == "lossy", step.compared.links(step.name, REFERENCE, step.note)
+    lossy = step.compared.allowed.kind == "lossy"
+    links = step.compared.links(step.name, plan.rules.reference, step.note)
     for link, worst in zip(links, step.compared.worst.values(), strict=True):
         own = "" if step.inputs is plan.given else step.inputs.name
         link = link.model_copy(update={"variant": step.variant, "sha256": step.sha256, "inputs": own})

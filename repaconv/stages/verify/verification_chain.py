@@ -14,7 +14,7 @@ from repaconv.core.errors import EnvironmentProblem, UsageProblem, first_names
 from repaconv.core.files import sha256_of
 from repaconv.engines.contract import GpuSession
 from repaconv.results import BuildArtefact, ExportArtefact, Link, Location, Tolerance
-from repaconv.sources.source_model import TRAINING
+from repaconv.sources.source_model import reference_name
 from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
 from repaconv.stages.shared.engine_files import open_engine
 from repaconv.stages.shared.evaluation_images import NO_IMAGES, evaluation_images
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from repaconv.sources.source_model import SourceModel
     from repaconv.verification.input_batches import Batch, Inputs
 
-REFERENCE = f"{TRAINING}, float64"
 ONNX_LABEL = "ONNX under ONNX Runtime"
 CLIPPED_NOTE = "its int8 weights have 8 bits, whose products saturate on this CPU, which has no VNNI: export it here"
 MOST_NAMED_NODES = 8
@@ -111,6 +110,17 @@ class Rules:
     seed: int = 0
     task: str | None = None
     read: dict[tuple[Any, Any], Inputs | str] = field(default_factory=dict)
+
+    @property
+    def reference(self) -> str:
+        """The name of the reference of all links."""
+        return reference_name(self.source_model.folded)
+
+    def idle(self, name: str, candidate: str, why_not: str) -> Link:
+        """A link that cannot be run, and why."""
+        from repaconv.verification.comparison import not_verified
+
+        return not_verified(name, self.reference, candidate, why_not)
 
     def compared(self, candidate: str, name: str, given: Inputs, precision: str = "fp32") -> Comparison:
         """The comparison of a link on these images, whose candidate computes in ``precision``."""
@@ -229,7 +239,7 @@ def _of_export(source_model: SourceModel, export: Export, given: Inputs, rules: 
 
     def idle(link: str, why_not: str) -> Link:
         of = {"variant": variant.name, "sha256": exported.payload.sha256}
-        return _idle(link, label, why_not).model_copy(update=of)
+        return rules.idle(link, label, why_not).model_copy(update=of)
 
     source = _in_batches(_source(rules, given, exported, exported.precision), rules, _fixed(exported.batch))
     if why_not := source.why_unusable or _cannot_take(exported, source.inputs, source_model):
@@ -300,18 +310,18 @@ def _of_engine(
     try:
         model = open_engine(engine, built, threads=1)
     except EnvironmentProblem as problem:
-        return Chain((), (_idle("engine", engine.name, f"{problem.message} {problem.hint}".strip()),), (engine,))
+        return Chain((), (rules.idle("engine", engine.name, f"{problem.message} {problem.hint}".strip()),), (engine,))
     precision = built.precision if built else "fp32"
     source = next((each for each in exports if built and each.artefact.payload.sha256 == built.onnx_sha256), None)
     given, why_unusable, no_evidence, took = _source(rules, given, source.artefact if source else None, precision)
     if why_unusable:
-        return Chain((), (_idle("engine", engine.name, why_unusable),), (engine,))
+        return Chain((), (rules.idle("engine", engine.name, why_unusable),), (engine,))
     first = model.inputs[0]
     shape, pixels = channels_first(first), first.dtype == "uint8" and given.size is not None
     fixed = _fixed(shape[0] if shape else None)
     given = _in_batches(Source(given), rules, fixed).inputs
     if given.whole and (why_unusable := other_batch(given, source_model, fixed)):
-        return Chain((), (_idle("engine", engine.name, why_unusable),), (engine,))
+        return Chain((), (rules.idle("engine", engine.name, why_unusable),), (engine,))
     if any(isinstance(has, int) and has != is_ for has, is_ in zip(shape[1:], given.shape[1:], strict=False)):
         raise UsageProblem(
             f"{engine} takes images of {list(shape[1:])}, these are of {list(given.shape[1:])}.",
@@ -331,7 +341,7 @@ def _of_engine(
     note = f"on the CPU: {first_names(on_cpu, MOST_NAMED_NODES)}" if on_cpu else ""
 
     def followed(feeds: Feeds) -> Location:
-        right = all(link.verdict == "passed" for link in compared.links("engine", REFERENCE))
+        right = all(link.verdict == "passed" for link in compared.links("engine", rules.reference))
         if right or built is None or source is None:
             return ENGINE
         return within_engine(source_model, source, built.target, built.precision, feeds, compared.allowed)
@@ -354,12 +364,6 @@ def _running(session: Session, batch: int | None) -> Callable[[Batch], Mapping[s
 def _fixed(batch: int | str | None) -> int | None:
     """The fixed batch size; None if it is dynamic."""
     return batch if isinstance(batch, int) else None
-
-
-def _idle(name: str, label: str, why_not: str) -> Link:
-    from repaconv.verification.comparison import not_verified
-
-    return not_verified(name, REFERENCE, label, why_not)
 
 
 def _cannot_take(exported: ExportArtefact, given: Inputs, source_model: SourceModel) -> str:

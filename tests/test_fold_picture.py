@@ -16,7 +16,6 @@ from torch import nn
 import repaconv as rc
 from repaconv import models
 from repaconv.backbones.blockwise_vit import BlockwiseReading
-from repaconv.method_api.contract import Reading
 from repaconv.methods.lora import AdaptedReading
 from repaconv.methods.repavit.checkpoint_reading import RePaViTReading
 from repaconv.methods.repconv.checkpoint_reading import RepConvReading
@@ -83,7 +82,7 @@ def test_the_layers_are_those_of_reading_the_checkpoint_again_for_each(name, mon
     rows, readings = certificate(path, **settings)
     assert (readings == 0) == (name != "nondeep")  # its heads are as wide as the rank of the weights
     for each in READINGS:
-        monkeypatch.setattr(each, "with_tensors", Reading.with_tensors)
+        monkeypatch.setattr(each, "with_tensors", lambda _self, _tensors: None)
     again, readings = certificate(path, **settings)
     assert again == rows
     assert readings == max(len(step.before) for step in rows)

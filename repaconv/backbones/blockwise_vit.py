@@ -76,6 +76,8 @@ class BlockwiseReading(Reading, Generic[Block]):
         sized_by_values: Whether sizes in ``config`` follow from the weights' values, e.g. from the rank of a matrix.
     """
 
+    reads_tensors_alone = True
+
     backbone: str = "vit"
     config: ViTConfig
     blocks: tuple[Block, ...]
@@ -89,9 +91,9 @@ class BlockwiseReading(Reading, Generic[Block]):
         """The weights of one block in float64, by their names within the block."""
         return in_float64(under_prefix(self.tensors, f"blocks.{index}."))
 
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> BlockwiseReading[Block] | None:
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Reading | None:
         """The same network with other weights; see `Reading`."""
-        return None if self.sized_by_values else replace(self, tensors=tensors)
+        return None if self.sized_by_values else super().with_tensors(tensors)
 
     def parts(self) -> Iterator[FoldedPart]:
         """Yield the stem, the folded blocks and the folded head; see `Reading`."""

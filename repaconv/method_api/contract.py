@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,10 @@ class Reading(ABC):
         tolerances: Looser tolerances by link of the verification chain, where this network cannot meet the policy's,
             e.g. because a product was stored in FP32.
         tolerance_reasons: The reason for each of them, by link.
+        reads_tensors_alone: Whether ``parts`` reads ``tensors`` and otherwise nothing that depends on their values.
     """
+
+    reads_tensors_alone: ClassVar[bool] = False
 
     backbone: str
     config: Any
@@ -88,11 +91,10 @@ class Reading(ABC):
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Reading | None:
         """The same network with other weights of the same names and shapes; None if it must be read from a checkpoint.
 
-        The picture of a fold folds the first blocks once for each of their layers, with other values in that layer. A
-        method whose ``parts`` reads ``tensors`` and otherwise nothing that depends on their values returns
-        ``replace(self, tensors=tensors)``, so that not the whole checkpoint is read each time.
+        The picture of a fold folds the first blocks once for each of their layers, with other values in that layer.
+        With ``reads_tensors_alone`` not the whole checkpoint is read each time.
         """
-        return None
+        return replace(self, tensors=tensors) if self.reads_tensors_alone else None
 
     def require_whole(self) -> None:
         """Require that ``tensors`` match the state dict of the network as trained.

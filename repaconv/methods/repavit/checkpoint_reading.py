@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -150,6 +150,8 @@ class RePaViTReading(Reading):
         act: The FFNs' activation.
     """
 
+    reads_tensors_alone = True
+
     family: Family
     ffn_replacement: FfnReplacement
     ffns: tuple[Ffn, ...]
@@ -179,10 +181,6 @@ class RePaViTReading(Reading):
         for index in range(len(self.ffns)):
             yield self._block(index)
         yield from self.ffn_replacement.fold_outside_blocks(self.config, self.tensors)
-
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> RePaViTReading:
-        """The same network with other weights; see `Reading`."""
-        return replace(self, tensors=tensors)
 
     def _block(self, index: int) -> FoldedPart:
         ffn, a = self.ffns[index], self.active[index]

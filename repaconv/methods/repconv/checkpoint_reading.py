@@ -174,6 +174,8 @@ class RepConvReading(Reading):
     ``convs`` are the numbers of full-kernel branches in the first block and in all others.
     """
 
+    reads_tensors_alone = True
+
     config: RepConvConfig
     convs: tuple[int, int]
     eps: float
@@ -185,10 +187,6 @@ class RepConvReading(Reading):
     def module(self) -> nn.Module:
         """The network with its branches; the deploy network if the file is in deploy form."""
         return RepConv(self.config, None if self.deployed else self.block).eval()
-
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> RepConvReading:
-        """The same network with other weights; see `Reading`."""
-        return replace(self, tensors=tensors)
 
     def parts(self) -> Iterator[FoldedPart]:
         """Yield every block as one convolution, and the head unchanged."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -86,6 +86,8 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RIFormerReading
 class RIFormerReading(Reading):
     """A RIFormer that was read from a checkpoint; ``layer_scale`` is the official code's use_layer_scale."""
 
+    reads_tensors_alone = True
+
     config: MetaFormerConfig
     layer_scale: bool
 
@@ -93,10 +95,6 @@ class RIFormerReading(Reading):
         """The network as trained, with affine token mixers."""
         block = partial(RIFormerBlock, layer_scale=self.layer_scale, deployed=self.deployed)
         return MetaFormer(self.config, block, final_affine=True).eval()
-
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> RIFormerReading:
-        """The same network with other weights; see `Reading`."""
-        return replace(self, tensors=tensors)
 
     def parts(self) -> Iterator[FoldedPart]:
         """Yield the embedding convolutions unchanged, the blocks without a token mixer, and the head."""

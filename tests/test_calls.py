@@ -256,7 +256,7 @@ def test_a_moving_average_under_another_prefix_is_chosen_by_weights(code):
     weights = torch.load("c.pth")
     average = {name: tensor / 2 for name, tensor in weights.items()}
     torch.save({"state_dict": {**_prefixed(weights, "net."), **_prefixed(average, "average.module.")}}, "c.pth")
-    with pytest.raises(Refused, match=r"under several prefixes: average\.module, net\.") as caught:
+    with pytest.raises(Refused, match=r"2 times, under these prefixes: average\.module, net\.") as caught:
         rc.fold("c.pth", arch="./net.py:Net", **code)
     assert caught.value.code == "arch.ambiguous"
     assert caught.value.hint == "Select one with --weights, e.g. --weights average.module."

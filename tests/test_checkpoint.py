@@ -253,8 +253,8 @@ def test_two_sets_in_one_state_dict_are_told_apart_by_their_prefix(tmp_path, tin
     torch.save({**tiny_weights, **again}, tmp_path / "both.pth")
     code, _, err = repaconv("fold", "both.pth")
     said = " ".join(err.split())
-    assert (code, "under module., so that the file holds two sets of weights" in said) == (4, True), err
-    assert "--weights module reads these" in said
+    assert (code, "Under module. are the names of the other tensors again" in said) == (4, True), err
+    assert "--weights module reads these, --weights without:module the others" in said
     assert repaconv("fold", "both.pth", "--weights", "module")[0] == 0
     torch.save({**tiny_weights, "module.extra": torch.ones(1)}, tmp_path / "more.pth")
     assert "two sets" not in repaconv("fold", "more.pth")[2]
@@ -263,12 +263,44 @@ def test_two_sets_in_one_state_dict_are_told_apart_by_their_prefix(tmp_path, tin
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     weights = module.state_dict()
     torch.save({**weights, **{f"module.{name}": weight for name, weight in weights.items()}}, tmp_path / "own.pth")
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))\n"
-    )
+    (tmp_path / "net.py").write_text(TWO_LAYERS)
     code, _, err = repaconv("fold", "own.pth", "--arch", "./net.py:build")
-    assert (code, "in the file twice, with the prefix module and without it" in " ".join(err.split())) == (4, True), err
+    assert (code, "in the file 2 times, under these prefixes: none, module" in " ".join(err.split())) == (4, True), err
     assert repaconv("fold", "own.pth", "--arch", "./net.py:build", "--weights", "module")[0] == 0
+
+
+TWO_LAYERS = "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))\n"
+
+
+@pytest.mark.parametrize(("outer", "inner"), [("", "module."), ("model.", "model.module."), ("net.", "net.ema.")])
+def test_either_set_of_a_file_that_holds_one_network_twice_can_be_selected(tmp_path, repaconv, outer, inner):
+    """Without a prefix, and of two prefixes of which one is a part of the other, the shorter one could not be."""
+    (tmp_path / "net.py").write_text(TWO_LAYERS)
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    weights = module.state_dict()
+    average = {name: weight + 1 for name, weight in weights.items()}
+    under = {
+        prefix: {f"{prefix}{name}": one for name, one in each.items()}
+        for prefix, each in ((outer, weights), (inner, average))
+    }
+    torch.save({**under[outer], **under[inner]}, tmp_path / "two.pth")
+    arch, name = ("--arch", "./net.py:build"), inner.removesuffix(".")
+    code, _, err = repaconv("fold", "two.pth", *arch)
+    said = " ".join(err.split())
+    assert code == 4
+    assert f"in the file 2 times, under these prefixes: {outer.removesuffix('.') or 'none'}, {name}" in said
+    assert f"--weights {name} reads those with that prefix, --weights without:{name} the others" in said
+    code, _, err = repaconv("fold", "two.pth")
+    assert f"--weights {name} reads these, --weights without:{name} the others" in " ".join(err.split())
+    for chosen, expected in ((name, average), (f"without:{name}", weights)):
+        torch.save(expected, tmp_path / "two-alone.pth")
+        assert repaconv("fold", "two-alone.pth", *arch, "-o", "alone", "--force")[0] == 0
+        assert repaconv("fold", "two.pth", *arch, "--weights", chosen, "-o", "run", "--force")[0] == 0
+        alone, one = (Path(run).read_bytes() for run in ("alone/two-alone.exported.onnx", "run/two.exported.onnx"))
+        assert one == alone
+        assert repaconv("verify", "run")[0] == 0
+    code, _, err = repaconv("fold", "two.pth", *arch, "--weights", "without:other")
+    assert (code, "no set of weights named 'without:other'" in " ".join(err.split())) == (4, True)
 
 
 def test_unsound_weights_are_named(tmp_path, tiny_weights):

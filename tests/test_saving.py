@@ -132,7 +132,15 @@ def test_the_vision_tower_of_a_model_of_images_and_text_is_offered_and_folded(re
     code, _, err = repaconv("fold", "clip", "--arch", tower, "--no-measure")
     assert (code, "UNEXPECTED" in err) == (0, False), err
     assert rc.verify().verdict == "passed"
-    code, _, err = repaconv("fold", "clip/model.safetensors", "--arch", tower)  # without its config.json
+    code, _, err = repaconv("fold", "clip", "--set", "image_size=24")
+    assert "images and text, and this network does not take one image of 3x24x24" in " ".join(err.split()), err
+    code, _, err = repaconv("fold", "clip", "--arch", tower, "--set", "image_size=24")
+    assert (code, "takes images and text" in err) == (4, False), err
+    code, _, err = repaconv("fold", "clip/model.safetensors", "--arch", tower)  # config.json is next to it
+    assert (code, "read clip/config.json" in err) == (0, True), err
+    assert rc.verify().verdict == "passed"
+    Path("clip/config.json").unlink()
+    code, _, err = repaconv("fold", "clip/model.safetensors", "--arch", tower)
     assert (code, "these are not the weights of" in err, "torch.Size" in err) == (4, True, False), err
 
 
@@ -144,6 +152,8 @@ def test_arch_says_what_builds_the_network_of_a_folder(repaconv):
     Path("net.py").write_text(
         "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))\n"
     )
+    code, _, err = repaconv("fold", "own", "--arch", "./nope.py:build")
+    assert (code, "run ./nope.py" in err, "there is no Python file" in " ".join(err.split())) == (2, False, True), err
     code, _, err = repaconv("fold", "own", "--arch", "./net.py:build", "--no-measure")
-    assert code == 0, err
+    assert (code, "run ./net.py:build, as --arch asks" in err) == (0, True), err
     assert rc.verify().verdict == "passed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -45,6 +45,8 @@ AVERAGE_KEYS = (
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 # Prefixes common to all names, from attributes of Lightning modules and trainers.
 HOLDERS = ("model", "net", "student", "ema_model")
+WITHOUT = "without:"
+"""What begins the name of a set of weights that is all but the tensors with a prefix, e.g. ``without:module``."""
 # Counters of moving averages, stored among the weights.
 COUNTERS = ("steps", "n_averaged", "num_updates", "decay")
 # Keys of other states of the training, which hold tensors too.
@@ -112,8 +114,8 @@ def read_checkpoint(
 
     Args:
         path: .pth, .pt, .bin (torch zip, legacy, tar) or .safetensors.
-        weights: Dotted key of the set of weights, e.g. ``model_ema``, or a prefix of the names in one set; None selects
-            the set by rule.
+        weights: Dotted key of the set of weights, e.g. ``model_ema``, or a prefix of the names in one set, or
+            ``without:PREFIX``, the names without it; None selects the set by rule.
         sha256: The file's hash, if known.
         again: Whether the file's own checksums were verified before for this hash.
 
@@ -126,13 +128,15 @@ def read_checkpoint(
     every = list(_WeightSets().within(contents.value, ".", DEEPEST_NESTING))
     sets = {each.path: found for each, found, _ in every}
     modules = {each.path: module for each, _, module in every if module}
-    prefix = ""
+    prefix, without = "", (weights or "").startswith(WITHOUT)
     if weights and (found := _find_prefix(path, sets, weights)):
-        (place, prefix), reason = found, "asked for with --weights, as the prefix of names"
+        place, prefix = found
+        reason = f"asked for with --weights, as {'all names without a prefix' if without else 'the prefix of names'}"
     else:
         place, reason = _choose(path, sets, modules, weights, contents)
     pickled = modules.get(place)
-    tensors = _only_tensors(path, place, under_prefix(sets[place], prefix))
+    only = without_prefix if without else under_prefix
+    tensors = _only_tensors(path, place, only(sets[place], prefix))
     if not again:
         contents.checksums.require(tensors)
     tensors = {name: tensor.resolve_conj().resolve_neg() for name, tensor in tensors.items()}
@@ -154,7 +158,7 @@ def read_checkpoint(
         tensors={short: tensors[full] for short, full in names.items()},
         names=names,
         record=_record(contents.value, place, _places_around(sets)),
-        modules=modules_under_prefix(submodules_of(pickled), prefix) if pickled else {},
+        modules=modules_under_prefix(submodules_of(pickled), prefix, only) if pickled else {},
         stamp=stamp,
     )
 
@@ -229,16 +233,32 @@ def under_prefix(named: Mapping[str, T], prefix: str) -> dict[str, T]:
     return {name.removeprefix(prefix): one for name, one in named.items() if name.startswith(prefix)}
 
 
-def modules_under_prefix(modules: Mapping[str, PickledModule], prefix: str) -> dict[str, PickledModule]:
-    """The modules whose tensors have names with this prefix, e.g. ``net.``, by their names within."""
+def without_prefix(named: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """What has a name without this prefix."""
+    return {name: one for name, one in named.items() if not name.startswith(prefix)}
+
+
+def modules_under_prefix(
+    modules: Mapping[str, PickledModule],
+    prefix: str,
+    only: Callable[[Mapping[str, PickledModule], str], dict[str, PickledModule]] = under_prefix,
+) -> dict[str, PickledModule]:
+    """The modules whose tensors have names with this prefix, e.g. ``net.``, by their names within.
+
+    Those without it if ``only`` is `without_prefix`.
+    """
     ended = {f"{name}.": part for name, part in modules.items()}  # net itself has the prefix, too
-    return {name.removesuffix("."): part for name, part in under_prefix(ended, prefix).items()}
+    return {name.removesuffix("."): part for name, part in only(ended, prefix).items()}
 
 
 def _find_prefix(path: Path, sets: Mapping[str, Mapping[str, Any]], wanted: str) -> tuple[str, str] | None:
-    """The place of the one set that has tensors under this prefix, and the prefix; None if there is none."""
+    """The place of the one set that has tensors under this prefix, and the prefix; None if there is none.
+
+    ``wanted`` may begin with `WITHOUT`.
+    """
     if wanted in sets:
         return None
+    without, wanted = wanted[: len(WITHOUT)] if wanted.startswith(WITHOUT) else "", wanted.removeprefix(WITHOUT)
     found, known = [], dict[tuple[int, str], bool]()
     for place, weights in sets.items():
         prefix = f"{wanted.removesuffix('*').removesuffix('.').removeprefix(f'{place}.')}."
@@ -247,7 +267,9 @@ def _find_prefix(path: Path, sets: Mapping[str, Mapping[str, Any]], wanted: str)
         if known[key]:
             found.append((place, prefix))
     if len(found) > 1:
-        raise _ambiguous(path, "several sets of weights with that prefix", [f"{each[0]}.{wanted}" for each in found])
+        raise _ambiguous(
+            path, "several sets of weights with that prefix", [f"{without}{each[0]}.{wanted}" for each in found]
+        )
     return found[0] if found else None
 
 

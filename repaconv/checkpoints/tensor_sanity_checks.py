@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 import torch
@@ -86,7 +88,7 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
         "checkpoint.unexpected-keys",
         "has keys that no part of this net takes:",
         more,
-        second_set_hint(more, {names.get(name, name) for name in expected})
+        second_set_hint({names.get(name, name) for name in tensors})
         or "Folding only a part would be wrong. If they are not its weights, select those by prefix, with --weights.",
     )
     for name, wanted in expected.items():
@@ -104,21 +106,31 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
             raise _dtype(names.get(name, name), found, "not whole numbers")
 
 
-def second_set_hint(more: Collection[str], own: Collection[str]) -> str:
-    """What to do if the names too many are those of the network again under one prefix, e.g. ``module.``; else empty.
+def second_set_hint(names: Collection[str]) -> str:
+    """How to select one of two sets of weights, if the file has the names of one network twice; else empty.
+
+    Once they may have no prefix, or one that is a part of the other, such as ``model.`` and ``model.module.``.
 
     Args:
-        more: The names in the file that the network does not have.
-        own: The names in the file that the network has.
+        names: The names in the file.
     """
-    prefix = next(iter(more), "").partition(".")[0]
-    others = {name.removeprefix(f"{prefix}.") for name in more if name.startswith(f"{prefix}.")}
-    if not prefix or len(others) < len(more) or not others >= {*own}:
-        return ""
-    return (
-        f"These are the names of the other tensors again, under {prefix}., so that the file holds two sets of weights. "
-        f"--weights {prefix} reads these; to fold the others, save a file without these."
-    )
+    counts = Counter(name[: dot.end()] for name in names for dot in re.finditer(r"\.", name))
+    for prefix in sorted(counts, key=len):
+        if not 0 < len(names) - counts[prefix] <= counts[prefix]:
+            continue
+        others = [name for name in names if not name.startswith(prefix)]
+        within = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+        common = [""] + [others[0][: dot.end()] for dot in re.finditer(r"\.", others[0])]
+        for other in filter(lambda each: all(name.startswith(each) for name in others), common):
+            rest = {name.removeprefix(other) for name in others}
+            if rest <= within and any("." in name for name in rest):
+                this = prefix.removesuffix(".")
+                that = f"without:{this}" if prefix.startswith(other) else other.removesuffix(".")
+                return (
+                    f"Under {prefix} are the names of the other tensors again, so that the file holds two sets of "
+                    f"weights: --weights {this} reads these, --weights {that} the others."
+                )
+    return ""
 
 
 def _dtype(name: str, tensor: Tensor, wanted: str) -> Refused:

@@ -90,8 +90,6 @@ def fold(
     from repaconv.core import terminal
     from repaconv.stages.fold.stage import fold as stage
 
-    if (options.arch or "").partition(":")[0].endswith(".py") and not quiet:
-        terminal.print_message(f"running {options.arch}, as --arch asks")
     if options.preset != "default" and not quiet:
         preset = shlex.quote(options.preset)
         terminal.print_message(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from repaconv.checkpoints.tensor_sanity_checks import second_set_hint
 from repaconv.core.errors import Refused
 from repaconv.results import Known
 from repaconv.sources.named_architectures import REGISTRIES
@@ -35,7 +36,8 @@ def recognised(found: Checkpoint, unknown: Refused) -> Known:
     buildable = [one for one in near if one.exact and one.name.partition(":")[0] in REGISTRIES]
     if len(buildable) == 1:
         return buildable[0]
-    raise Refused(unknown.message, hint=_hint(found, near, len(buildable)), code=unknown.code) from unknown
+    twice = second_set_hint(found.names.values())
+    raise Refused(unknown.message, hint=twice or _hint(found, near, len(buildable)), code=unknown.code) from unknown
 
 
 def _hint(found: Checkpoint, near: tuple[Known, ...], buildable: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -105,6 +106,12 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
             + "E.g. timm:mobileone_s1, torchvision:resnet50, or a function of your own file: ./net.py:build.",
             code="arch.unknown",
         )
+    if path.suffix == ".py" and not path.is_file():
+        raise UsageProblem(
+            f"--arch: there is no Python file {path}.",
+            hint="Check the path. It is followed by a colon and the function that builds the network: ./net.py:build.",
+            code="arch.unknown",
+        )
     if spec is None or spec.loader is None or not function:
         bare = not function and path.suffix != ".py"
         raise UsageProblem(
@@ -146,6 +153,7 @@ ROUNDED = ("eps", "negative_slope", "alpha", "variance_epsilon")
 """Attributes of torch modules that become float32 attributes of ONNX operators."""
 MOST_NAMED = 5
 """Maximum number of tensor names that an error message lists."""
+CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """File names of the weights in a Hugging Face folder."""
 
@@ -166,6 +174,12 @@ class Architecture(NamedTuple):
         """The package of the architecture; empty for the user's own code."""
         kind = self.name.partition(":")[0]
         return kind if kind in LIBRARIES else ""
+
+    @property
+    def is_own_code(self) -> bool:
+        """Whether it names a Python file of the user that exists."""
+        file = Path(self.name.partition(":")[0])
+        return not self.library and file.suffix == ".py" and file.is_file()
 
 
 class BuiltNetwork(NamedTuple):
@@ -200,18 +214,7 @@ def of_folder(folder: Path, asked: str | None = None) -> tuple[Architecture, Pat
     Raises:
         Refused: config.json cannot be read or names no architecture, or the weights are not in one file.
     """
-    try:
-        config = parse_json((folder / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError("it is no table of names")
-    except (OSError, ValueError) as error:
-        raise Refused(
-            f"{folder} has no readable config.json: {getattr(error, 'strerror', None) or error}.",
-            hint="It is a run folder: give the file from which it was made."
-            if (folder / "fold.json").is_file()
-            else "Give a checkpoint, or a Hugging Face folder of config.json and model.safetensors.",
-            code="folder.config",
-        ) from error
+    config = _config_of(folder)
     weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if weights is None:
         raise Refused(
@@ -230,6 +233,41 @@ def of_folder(folder: Path, asked: str | None = None) -> tuple[Architecture, Pat
     raise Refused(
         f"{folder}/config.json names no architecture.", hint="Say which with --arch.", code="folder.architecture"
     )
+
+
+def of_file(weights: Path, asked: str) -> Architecture:
+    """Return an architecture by name, for weights outside of a Hugging Face folder or in one.
+
+    A network of transformers gets the config.json next to its weights: without it, all would be transformers' defaults,
+    of which the shapes of the weights tell only a part.
+
+    Raises:
+        Refused: That config.json cannot be read.
+    """
+    arch = Architecture(asked, {})
+    has_config = arch.library == "transformers" and (weights.parent / CONFIG).is_file()
+    return Architecture(asked, _config_of(weights.parent)) if has_config else arch
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    """The config.json of a Hugging Face folder.
+
+    Raises:
+        Refused: It cannot be read.
+    """
+    try:
+        config = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it is no table of names")
+    except (OSError, ValueError) as error:
+        raise Refused(
+            f"{folder} has no readable config.json: {getattr(error, 'strerror', None) or error}.",
+            hint="It is a run folder: give the file from which it was made."
+            if (folder / "fold.json").is_file()
+            else "Give a checkpoint, or a Hugging Face folder of config.json and model.safetensors.",
+            code="folder.config",
+        ) from error
+    return config
 
 
 def completed(arch: Architecture, found: Checkpoint) -> Architecture:
@@ -364,34 +402,34 @@ def _own_weights(
         All tensors and no prefix, if their names are the network's or those under no prefix are.
 
     Raises:
-        Refused: The tensors under several prefixes are the network's, as where there is a moving average, too, or those
-            under one prefix and those without one.
+        Refused: The tensors under several prefixes are the network's, as where there is a moving average, too; one of
+            them may be no prefix, or a part of another.
     """
-    from repaconv.checkpoints.checkpoint_reader import under_prefix
+    from repaconv.checkpoints.checkpoint_reader import WITHOUT, under_prefix
 
     names = _plain_names(module.state_dict())
     own = set(names)
     if not own or own in (set(_plain_names(weights)), set(_plain_names(named))):
         return weights, ""
-    prefixes = [name.removesuffix(names[0]) for name in named if name.endswith(f".{names[0]}")]
+    prefixes = [name.removesuffix(names[0]) for name in named if name == names[0] or name.endswith(f".{names[0]}")]
     parts = {prefix: under_prefix(named, prefix) for prefix in prefixes}
     whole = [prefix for prefix in prefixes if own <= parts[prefix].keys()]
-    found = [prefix for prefix in whole if own == set(_plain_names(parts[prefix]))] or whole
+    within = {prefix: [each for each in whole if each != prefix and each.startswith(prefix)] for prefix in whole}
+    exact = [prefix for prefix in whole if own == set(_plain_names(parts[prefix]))]
+    nested = next((inner[0].removesuffix(".") for inner in within.values() if inner), "")
+    found = whole if nested else exact or whole
     if len(found) > 1:
         places = [prefix.removesuffix(".") for prefix in sorted(found)]
+        how = f"Select one with --weights, e.g. --weights {places[0]}."
+        if nested:
+            how = f"--weights {nested} reads those with that prefix, --weights {WITHOUT}{nested} the others."
         raise Refused(
-            f"the weights of {arch.name} are under several prefixes: {', '.join(places)}.",
-            hint=f"Select one with --weights, e.g. --weights {places[0]}.",
+            f"the weights of {arch.name} are in the file {len(places)} times, under these prefixes: "
+            f"{', '.join(place or 'none' for place in places)}.",
+            hint=how,
             code="arch.ambiguous",
         )
-    if found and own <= named.keys():
-        prefix = found[0].removesuffix(".")
-        raise Refused(
-            f"the weights of {arch.name} are in the file twice, with the prefix {prefix} and without it.",
-            hint=f"--weights {prefix} reads those with it; to fold the others, save a file without these.",
-            code="arch.ambiguous",
-        )
-    return (parts[found[0]], found[0]) if found else (weights, "")
+    return (parts[found[0]], found[0]) if found and found[0] else (weights, "")
 
 
 def _plain_names(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -497,10 +535,11 @@ def _without_messages(logging: Any) -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def vision_tower(arch: Architecture) -> str:
+def vision_tower(arch: Architecture, module: nn.Module) -> str:
     """The architecture of the part that takes images, of a network of images and text; empty if it is another."""
     library, _, name = arch.name.partition(":")
-    if library != "transformers" or not isinstance(arch.config.get("vision_config"), dict):
+    takes_text = "input_ids" in inspect.signature(module.forward).parameters
+    if library != "transformers" or not takes_text or not isinstance(arch.config.get("vision_config"), dict):
         return ""
     stem, known = name.removesuffix("Model"), package("transformers")
     names = (f"{stem}VisionModelWithProjection", f"{stem}VisionModel")

@@ -29,10 +29,12 @@ from repaconv.sources.fold_size_reverts import Kept
 from repaconv.sources.graph_fold import Folded, folded, parts_not_folded
 from repaconv.sources.graph_fold_record import measured_properties, recorded
 from repaconv.sources.named_architectures import (
+    CONFIG,
     Architecture,
     BuiltNetwork,
     build_network,
     completed,
+    of_file,
     of_folder,
     vision_tower,
 )
@@ -257,7 +259,7 @@ def fold_network_by(
         GateFailed: If the exported or the folded graph computes something else; nothing is written then.
     """
     progress("build the network", 0, 0)
-    plan = _plan(options, Path(path), found)
+    plan = _plan(options, Path(path), found, progress)
     progress("export to ONNX", 0, 0)
     names, shape = plan.outputs, (plan.built.channels, *plan.images.size)
     module = in_float64(plan.built.module, shape)
@@ -278,7 +280,8 @@ def fold_network_by(
         record["exporting"] = _exporting(plan, exported, record["parameters"][0])
         artefact = run_folder.write_fold(plan.run, _artefact(plan, known, by, record))
         run_folder.set_newest(plan.run)
-    return with_files(artefact, [plan.found.path], [target, data, plan.run.fold_json])
+    inputs = [plan.found.path, *([plan.config] if plan.config else [])]
+    return with_files(artefact, inputs, [target, data, plan.run.fold_json])
 
 
 def _exported(
@@ -381,23 +384,27 @@ class _Plan(NamedTuple):
     scores: ClassScores | None
     outputs: tuple[str, ...]
     norms: int  # BatchNorms that run in one inference
+    config: Path | None  # the config.json that was read
     run: run_folder.Run
     payload: str
     data: str
 
 
-def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
+def _plan(options: FoldOptions, path: Path, found: Checkpoint | None, progress: Progress) -> _Plan:
     """Read the weights, build the network, and make every check that does not need the export."""
     from repaconv.checkpoints import read_checkpoint
 
     asked = _absolute(options.arch or "")
-    arch, weights = of_folder(path, asked) if path.is_dir() else (Architecture(asked, {}), path)
+    arch, weights = of_folder(path, asked) if path.is_dir() else (of_file(path, asked), path)
+    folder = weights.parent if path.is_dir() or arch.config else None
     found = found or read_checkpoint(weights, options.weights, require_pinned(weights, options.sha256))
     _require_one_file(found)
     arch = completed(arch, found)
+    if arch.is_own_code:
+        progress(f"run {options.arch}, as --arch asks", 0, 0)
     network = build_network(arch, found)
     reader = SettingsReader(options.settings or {})
-    images, classes = _images(arch, network, path if path.is_dir() else None, reader), asked_classes(reader)
+    images, classes = _images(arch, network, folder, reader), asked_classes(reader)
     reader.done()
     stem = run_folder.utf8_name(path).name if path.is_dir() else run_folder.utf8_stem(path)
     payload, data = f"{stem}{run_folder.FOLDED}", f"{stem}{EXPORTED_SUFFIX}"
@@ -408,10 +415,10 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
     try:
         network, gives, norms = _first_run(network, images.size)
     except Refused as refused:
-        if not (tower := vision_tower(arch)):
+        if not (tower := vision_tower(arch, network.module)):
             raise
         raise Refused(
-            f"{arch.name} takes images and text.",
+            f"{arch.name} takes images and text, and {refused.message}",
             hint=f"Fold its vision tower: repaconv fold {shlex.quote(str(path))} --arch {tower}",
             code=refused.code,
         ) from refused
@@ -420,7 +427,8 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
     network = network._replace(classes=head if classes is None else classes)
     outputs = output_names(network, gives)
     scores = class_scores(output_widths(outputs, gives), classes, head)
-    return _Plan(options, arch, found, network, images, scores, outputs, len(norms), run, payload, data)
+    config = folder / CONFIG if folder else None
+    return _Plan(options, arch, found, network, images, scores, outputs, len(norms), config, run, payload, data)
 
 
 def _first_run(network: BuiltNetwork, size: tuple[int, int]) -> tuple[BuiltNetwork, Any, list[str]]:

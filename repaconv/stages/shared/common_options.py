@@ -60,7 +60,8 @@ Settings = Annotated[
 Weights = Annotated[
     str | None,
     Option(
-        "Which set of weights to read if the file has several, e.g. model_ema, or a prefix of names within one set.",
+        "Which set of weights to read if the file has several, e.g. model_ema, or a prefix of names within one set; "
+        "without:PREFIX reads the names without it.",
         default_text="the set that the training code evaluates, reported by inspect",
         panel=INPUT,
     ),

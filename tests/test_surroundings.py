@@ -442,4 +442,20 @@ def test_a_file_that_may_not_be_read_is_an_input_that_is_refused(tiny, repaconv,
     for words, file in ((("fold", tiny), "tiny.pth"), (("export",), "repaconv-out/tiny/fold.json")):
         code, _, err = repaconv(*words)
         assert (code, f"{file} cannot be read: Permission denied. (file.unreadable)" in err) == (4, True), err
-        assert "hint: Check its permissions." in err
+        assert "hint: Check its permissions, and those of the folders" in err
+
+
+def test_a_file_in_a_folder_that_may_not_be_searched_is_refused_as_a_locked_file_is(repaconv, monkeypatch):
+    """It was an error of the machine, with exit code 3."""
+    Path("locked").mkdir()
+    found = Path.stat
+
+    def denied(path, **named):
+        if path.parent.name == "locked":
+            raise PermissionError(EACCES, os.strerror(EACCES), str(path))
+        return found(path, **named)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    for words in (("fold", "locked/net.pth"), ("fold", "locked/net.onnx"), ("inspect", "locked/net.pth")):
+        code, _, err = repaconv(*words)
+        assert (code, "cannot be read: Permission denied. (file.unreadable)" in err) == (4, True), err

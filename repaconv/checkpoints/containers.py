@@ -29,8 +29,8 @@ from torch import Tensor
 from repaconv.checkpoints.memory_mapping import Checksums, Contents, map_file, truncated_file, view_as_dtype
 from repaconv.checkpoints.restricted_unpickler import StorageIds, StorageKind, strided, unpickle
 from repaconv.core import change_guard
-from repaconv.core.errors import Refused, RepaconvError, describe_exception
-from repaconv.core.files import CHECKPOINT_SUFFIXES, require_valid_name
+from repaconv.core.errors import Refused, RepaconvError, describe_exception, unreadable
+from repaconv.core.files import CHECKPOINT_SUFFIXES, require_reachable
 from repaconv.core.thread_pool import thread_pool, usable_cpus
 
 # --- Read the zip format of torch.save, ``<name>/data.pkl`` and ``<name>/data/<key>``, and verify its checksums.
@@ -343,7 +343,7 @@ def open_container(path: Path) -> Contents:
             ``.truncated``, ``.corrupt``, ``.unsafe-global``.
     """
     change_guard.install_sigbus_handler()
-    require_valid_name(path)
+    require_reachable(path)
     try:
         return _open_by_first_bytes(path)
     except RepaconvError:
@@ -374,10 +374,12 @@ def _open_by_first_bytes(path: Path) -> Contents:
             head = file.read(512)
     except FileNotFoundError:
         raise Refused(f"there is no file {path}.", hint=_missing_file_hint(path), code="checkpoint.missing") from None
+    except PermissionError as error:
+        raise unreadable(path) from error
     except OSError as error:
         raise Refused(
             f"{path} cannot be read: {error.strerror}.",
-            hint="Check its permissions.",
+            hint="Copy it to another disk and try again.",
             code="checkpoint.missing",
         ) from error
     if not head:

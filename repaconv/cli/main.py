@@ -37,12 +37,12 @@ from repaconv.core.change_guard import require_none_truncated
 from repaconv.core.errors import (
     EnvironmentProblem,
     Interrupted,
-    Refused,
     RepaconvError,
     UsageProblem,
     describe_exception,
     did_you_mean,
     memory_problem,
+    unreadable,
 )
 from repaconv.core.onnx_ir_without_sympy import defer_sympy
 
@@ -204,6 +204,8 @@ def _machine_error(problem: Exception) -> RepaconvError:
                 require_valid_name(Path(os.fsdecode(problem.filename)))
             except RepaconvError as refused:
                 return refused
+        if isinstance(problem, PermissionError) and problem.filename and not _is_reachable(problem.filename):
+            return unreadable(os.fsdecode(problem.filename))
         where = f"{problem.filename}: " if problem.filename else ""
         sentence = f"the operating system refused: {where}{problem.strerror or describe_exception(problem)}."
         return EnvironmentProblem(
@@ -214,6 +216,17 @@ def _machine_error(problem: Exception) -> RepaconvError:
     raise problem
 
 
+def _is_reachable(path: str | bytes) -> bool:
+    """Return whether the folders that a file is in may be searched. Errors of writing have their own sentence."""
+    try:
+        Path(os.fsdecode(path)).stat()
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def _usage_error(problem: BaseException, command: str) -> RepaconvError:
     from repaconv.core.toml_positions import NOT_NAN, is_nan
 
@@ -222,9 +235,7 @@ def _usage_error(problem: BaseException, command: str) -> RepaconvError:
     for wrong in getattr(problem.__cause__, "errors", list)():  # pydantic's, of an option
         message = message.replace(wrong["msg"], NOT_NAN) if is_nan(wrong["input"]) else message
     if locked := NOT_READABLE.search(message):  # which says nothing about the command
-        return Refused(
-            f"{locked[1]} cannot be read: Permission denied.", hint="Check its permissions.", code="file.unreadable"
-        )
+        return unreadable(locked[1])
     choice = CHOICE.search(message)
     near = did_you_mean(choice[1], re.findall("'([^']*)'", choice[2])) if choice else ""
     if (unknown := UNKNOWN.search(message)) and unknown[1] in OTHER_WORDS:

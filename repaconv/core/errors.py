@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from errno import EACCES
 from importlib import import_module
+from pathlib import Path
 from signal import Signals
 from typing import Any
 
@@ -102,6 +105,15 @@ class Refused(RepaconvError):
     """The input is unsafe, corrupt, ambiguous or not foldable (exit 4)."""
 
     exit_code = 4
+
+
+def unreadable(path: Path | str) -> Refused:
+    """Return the error for a file or folder that this user may not read."""
+    return Refused(
+        f"{path} cannot be read: {os.strerror(EACCES)}.",
+        hint="Check its permissions, and those of the folders that it is in.",
+        code="file.unreadable",
+    )
 
 
 class SettingNeeded(Refused):

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from repaconv.core import change_guard
-from repaconv.core.errors import EnvironmentProblem, Refused
-from repaconv.core.toml_positions import problems, why_unreadable
+from repaconv.core.errors import EnvironmentProblem, Refused, unreadable
+from repaconv.core.toml_positions import problems
 from repaconv.results import PREVIOUS, SCHEMA_VERSION, Payload, Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -101,6 +101,21 @@ def require_valid_name(path: Path) -> None:
             ) from error
 
 
+def require_reachable(path: Path) -> None:
+    """Refuse a path in a folder that this user may not search.
+
+    Raises:
+        Refused: ``file.unreadable``, or the path cannot be a file's.
+    """
+    require_valid_name(path)
+    try:
+        path.stat()
+    except PermissionError as error:
+        raise unreadable(path) from error
+    except OSError:  # it does not exist, which is reported by who reads it
+        return
+
+
 def require_file(path: Path, hint: str, code: str) -> None:
     """Refuse a path that is not that of a regular file, which may be read more than once.
 
@@ -112,7 +127,7 @@ def require_file(path: Path, hint: str, code: str) -> None:
     Raises:
         Refused: If there is nothing, a folder, a pipe or a device.
     """
-    require_valid_name(path)
+    require_reachable(path)
     if path.is_dir():
         raise Refused(f"{path} is a folder, not a file.", hint=hint, code=code)
     if path.exists() and not path.is_file():
@@ -399,9 +414,7 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
             )
         return kind.model_validate(plain)
     except PermissionError as error:
-        raise Refused(
-            f"{path} cannot be read: {why_unreadable(error)}.", hint="Check its permissions.", code="file.unreadable"
-        ) from error
+        raise unreadable(path) from error
     except (ValidationError, ValueError, OSError) as error:
         wrong = problems(error, "", {})[0].message if isinstance(error, ValidationError) else str(error).splitlines()[0]
         raise Refused(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repaconv.core.errors import UsageProblem
+from repaconv.core.errors import UsageProblem, unreadable
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -51,10 +51,13 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], Positions]:
     """Read a TOML file: its table, and the position of each key.
 
     Raises:
-        UsageProblem: If it cannot be read or is not TOML.
+        Refused: If this user may not read it.
+        UsageProblem: If it cannot be read for another reason, or is not TOML.
     """
     try:
         text = text_of_file(path, "utf-8-sig")  # Windows editors begin a file with a byte order mark
+    except PermissionError as error:
+        raise unreadable(path) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageProblem(
             f"the {what} {path} cannot be read: {why_unreadable(error)}.",

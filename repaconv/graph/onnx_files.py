@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repaconv.core.errors import Refused, first_line
+from repaconv.core.errors import Refused, first_line, unreadable
 from repaconv.core.files import once_per_content
 from repaconv.graph.operator_facts import DEFAULT_DOMAIN, FLOATS, QUANTIZING, RECURRENT_GATES
 
@@ -44,10 +44,12 @@ def read_graph(path: Path) -> onnx.ModelProto:
 
     try:
         model = onnx.load(path, load_external_data=False)
+    except PermissionError as error:
+        raise unreadable(path) from error
     except OSError as error:
         raise Refused(
             f"{path} cannot be read: {error.strerror}.",
-            hint="Check its path and its permissions.",
+            hint="Check its path.",
             code="onnx.unreadable",
         ) from error
     except Exception as error:  # protobuf's exception class depends on its implementation

@@ -22,6 +22,7 @@ from repaconv.core.errors import (
     did_you_mean,
     first_names,
     nearest_name,
+    unreadable,
 )
 from repaconv.core.files import parse_json
 from repaconv.sources import ultralytics_networks
@@ -259,6 +260,8 @@ def _config_of(folder: Path) -> dict[str, Any]:
         config = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError("it is no table of names")
+    except PermissionError as error:
+        raise unreadable(folder / CONFIG) from error
     except (OSError, ValueError) as error:
         raise Refused(
             f"{folder} has no readable config.json: {getattr(error, 'strerror', None) or error}.",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.core.errors import Refused, RepaconvError, UsageProblem, describe_exception, did_you_mean
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem, describe_exception, did_you_mean, unreadable
 from repaconv.core.toml_positions import text_of_file, why_unreadable
 from repaconv.results import Preprocessing
 
@@ -87,6 +87,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             yield image
     except RepaconvError:
         raise
+    except PermissionError as error:
+        raise unreadable(path) from error
     except Exception as error:  # Pillow raises whatever its decoders meet
         raise Refused(
             f"{path} is not a readable image: {describe_exception(error)}.",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused
-from repaconv.core.files import is_unchanged, read_artefact, require_valid_name
+from repaconv.core.files import is_unchanged, read_artefact, require_reachable, require_valid_name
 from repaconv.results import Fetched
 from repaconv.sources.named_architectures import WEIGHTS
 
@@ -46,6 +46,7 @@ def local_path(source: str | Path) -> Path:
     require_valid_name(Path(source))
     address = address_of(source)
     if address is None:
+        require_reachable(Path(source))
         path = Path(source)
         return path if path.name.strip(".") else path.resolve()
     record = record_of(address)

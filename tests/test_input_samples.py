@@ -157,7 +157,7 @@ def test_what_to_save_is_valid_python_whatever_inputs_are_called(coded, repaconv
     assert hint in repaconv("fold", "net.onnx", "--inputs", "call.npz")[2]
     Path("text.npz").write_text("x")
     os.mkfifo("pipe.npz")
-    for name, said in (("text.npz", "not a zip archive"), ("gone.npz", "is not there"), ("pipe.npz", "is a pipe")):
+    for name, said in (("text.npz", "not a zip archive"), ("gone.npz", "there is no file"), ("pipe.npz", "is a pipe")):
         told = repaconv("fold", "net.onnx", "--inputs", name)[2]
         assert hint in told
         assert said in told

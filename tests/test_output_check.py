@@ -167,5 +167,5 @@ def test_tune_compares_on_given_images_without_a_budget_for_losses_and_knows_the
     with pytest.raises(UsageProblem, match="16 x 16"):
         package.tune("network.onnx", inputs="other.npz", **asked)
     code, _, err = repaconv("tune", "network.onnx", "--inputs", "gone.npz")
-    assert (code, "gone.npz is not there" in err) == (4, True)
+    assert (code, "there is no file gone.npz" in err) == (4, True)
     assert repaconv("tune", "network.onnx", "--labels", "gone.json")[0] == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from shutil import copyfile
 from threading import Thread
 
 import numpy as np
@@ -19,6 +20,7 @@ from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.core.run_folder import default_folder
 from repaconv.graph.compute_costs import known_macs_of_file
 from repaconv.results import FoldArtefact
+from repaconv.sources.method_detection import load_method
 from repaconv.verification.image_files import image_files
 
 
@@ -88,8 +90,30 @@ def test_a_misspelled_package_of_an_architecture_is_told_the_nearest(tiny):
     with pytest.raises(UsageProblem, match="timn is neither a package") as refused:
         rc.fold(tiny, arch="timn:resnet50")
     assert "Did you mean timm:resnet50?" in refused.value.hint
-    with pytest.raises(UsageProblem, match=r"net\.py is no Python file with a function 'build'"):
+    with pytest.raises(UsageProblem, match=r"there is no Python file .*net\.py"):
         rc.fold(tiny, arch="net.py:build")
+    for name in ("timm", "timm:", ":build"):
+        with pytest.raises(UsageProblem, match=f"--arch {name} names no architecture"):
+            rc.fold(tiny, arch=name)
+
+
+def test_a_head_without_its_weight_is_said_to_be_incomplete(tmp_path):
+    weights = load_method("repavit").example("tiny", 1)
+    torch.save({name: one for name, one in weights.items() if name != "head.weight"}, tmp_path / "part.pth")
+    with pytest.raises(Refused, match=r"no part of this net takes: head\.bias") as refused:
+        rc.fold(tmp_path / "part.pth", num_heads=3)
+    assert "The file lacks head.weight" in refused.value.hint
+
+
+def test_a_path_within_a_file_and_a_folder_of_checkpoints_are_told_what_to_give(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    copyfile(tiny, "folder/net.pth")
+    with pytest.raises(Refused, match=r"there is no file folder/net\.pth/x"):
+        rc.fold("folder/net.pth/x")
+    with pytest.raises(Refused, match=r"no readable config\.json") as refused:
+        rc.fold("folder")
+    assert refused.value.hint.startswith("Give the file, e.g. folder/net.pth.")
 
 
 def test_progress_is_a_function(tiny):

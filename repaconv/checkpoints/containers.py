@@ -362,7 +362,7 @@ def _missing_file_hint(path: Path) -> str:
 
 def _open_by_first_bytes(path: Path) -> Contents:
     if path.is_dir():
-        raise Refused(f"{path} is a folder, not a checkpoint.", hint=_inside(path), code="checkpoint.directory")
+        raise Refused(f"{path} is a folder, not a checkpoint.", hint=files_inside(path), code="checkpoint.directory")
     if path.exists() and not path.is_file():
         raise Refused(
             f"{path} is a pipe or a device, not a regular file.",
@@ -372,7 +372,7 @@ def _open_by_first_bytes(path: Path) -> Contents:
     try:
         with path.open("rb") as file:
             head = file.read(512)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter of net.pth/x
         raise Refused(f"there is no file {path}.", hint=_missing_file_hint(path), code="checkpoint.missing") from None
     except PermissionError as error:
         raise unreadable(path) from error
@@ -401,8 +401,9 @@ def _open_by_first_bytes(path: Path) -> Contents:
     )
 
 
-def _inside(path: Path) -> str:
-    files = sorted(each for each in path.iterdir() if each.suffix in CHECKPOINT_SUFFIXES)
+def files_inside(path: Path) -> str:
+    """Return a hint for a folder in the place of a checkpoint: the file to give instead."""
+    files = sorted(each for each in path.iterdir() if each.suffix in CHECKPOINT_SUFFIXES and each.is_file())
     return f"Give the file, e.g. {files[0]}." if files else "Give the .pth, .pt, .bin or .safetensors file."
 
 

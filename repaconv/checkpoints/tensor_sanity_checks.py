@@ -89,6 +89,7 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
         "has keys that no part of this net takes:",
         more,
         second_set_hint({names.get(name, name) for name in tensors})
+        or _lost_weight_hint(more, {names.get(name, name) for name in tensors})
         or "Folding only a part would be wrong. If they are not its weights, select those by prefix, with --weights.",
     )
     for name, wanted in expected.items():
@@ -131,6 +132,13 @@ def second_set_hint(names: Collection[str]) -> str:
                     f"weights: --weights {this} reads these, --weights {that} the others."
                 )
     return ""
+
+
+def _lost_weight_hint(more: Collection[str], names: Collection[str]) -> str:
+    """What to do if a name too many is the bias of a layer whose weight the file lacks; else empty."""
+    weights = (name.removesuffix("bias") + "weight" for name in more if name.endswith(".bias"))
+    lost = next((name for name in weights if name not in names), "")
+    return f"The file lacks {lost}, so it is only part of a net. Save the whole state_dict()." if lost else ""
 
 
 def _dtype(name: str, tensor: Tensor, wanted: str) -> Refused:

@@ -256,6 +256,8 @@ def _config_of(folder: Path) -> dict[str, Any]:
     Raises:
         Refused: It cannot be read.
     """
+    from repaconv.checkpoints.containers import files_inside
+
     try:
         config = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
@@ -267,7 +269,7 @@ def _config_of(folder: Path) -> dict[str, Any]:
             f"{folder} has no readable config.json: {getattr(error, 'strerror', None) or error}.",
             hint="It is a run folder: give the file from which it was made."
             if (folder / "fold.json").is_file()
-            else "Give a checkpoint, or a Hugging Face folder of config.json and model.safetensors.",
+            else f"{files_inside(folder)} Or give a Hugging Face folder, of config.json and model.safetensors.",
             code="folder.config",
         ) from error
     return config
@@ -278,9 +280,15 @@ def completed(arch: Architecture, found: Checkpoint) -> Architecture:
 
     Raises:
         EnvironmentProblem: The package is not installed or does not load.
-        UsageProblem: The architecture does not exist, or is not the one in the file.
+        UsageProblem: It names no architecture, the architecture does not exist, or is not the one in the file.
     """
     kind, _, name = arch.name.partition(":")
+    if not kind or (arch.library and not name):
+        raise UsageProblem(
+            f"--arch {arch.name} names no architecture.",
+            hint="E.g. timm:mobileone_s1, torchvision:resnet50, or a function of your own file: ./net.py:build.",
+            code="arch.unknown",
+        )
     if kind != ultralytics_networks.PACKAGE:
         return arch
     config = ultralytics_networks.config_of(found)

@@ -6,6 +6,7 @@ Polygraphy's DataLoader generates arrays from shapes only: it has no preprocessi
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from keyword import iskeyword
@@ -270,10 +271,10 @@ def _read_npz(path: Path, wanted: str) -> dict[str, NDArray[Any]]:
                 raise ValueError(f"{others[0]!r} is no array")
             return found
     except Exception as error:  # numpy, zipfile and zlib raise many classes; a single .npy gives a TypeError
-        what = f"is not a readable .npz: {describe_exception(error)}" if path.exists() else "is not there"
+        there = os.path.lexists(path)
         raise Refused(
-            f"{path} {what}.",
-            hint=f"Save it with numpy.savez(path, {wanted}).",
+            f"{path} is not a readable .npz: {describe_exception(error)}." if there else f"there is no file {path}.",
+            hint=f"{'' if there else 'Check the path. '}Save it with numpy.savez(path, {wanted}).",
             code="inputs.unreadable",
         ) from error
 

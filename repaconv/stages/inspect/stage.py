@@ -141,7 +141,7 @@ def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
     """
     path = Path(file)
     require_valid_name(path)
-    require_file(path, hint="Give a file.", code="inspect.missing")
+    require_file(path, hint="Check the path.", code="inspect.missing")
     size, digest = path.stat().st_size, sha256_of(path)
     require_pinned(path, sha256, digest)
     if path.suffix == ".onnx":

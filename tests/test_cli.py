@@ -317,6 +317,28 @@ def test_a_reader_that_has_seen_enough_fails_nothing(tiny):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["--help", "inspect {tiny} --format json", "inspect {tiny} -v"])
+def test_a_pipe_that_is_closed_before_anything_is_written_fails_nothing(tiny, command):
+    """The exit code was 1, which says that a check failed."""
+    done = as_a_shell(f"repaconv {command.format(tiny=tiny)} | true")
+    assert (done.returncode, "Traceback" in done.stderr, "Exception ignored" in done.stderr) == (0, False, False)
+
+
+def test_the_work_is_done_although_nobody_reads_its_progress(tiny, tmp_path, monkeypatch):
+    """The fold ended at its first line, and the exit code was 0; a closed stderr discarded stdout, too."""
+    monkeypatch.chdir(tmp_path)
+    assert as_a_shell(f"repaconv fold {tiny} -o run 2>&1 | true").returncode == 0
+    assert (tmp_path / "run/fold.json").is_file()
+    done = as_a_shell(f"repaconv fold {tiny} -o run 2>&1 >result | true; cat result")
+    assert "passed: every fold" in done.stdout
+
+
+def test_a_failure_is_told_to_the_shell_although_nobody_reads_the_rest(tiny):
+    Path("recipe.toml").write_text(f'checkpoint = "{tiny}"\nsha256 = "{"0" * 64}"\n')
+    done = as_a_shell("repaconv gate recipe.toml | true")
+    assert (done.returncode, "Traceback" in done.stderr) == (4, False), done.stderr
+
+
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from enum import Enum
 from functools import cached_property, wraps
@@ -15,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
 from repaconv.cli.shell_completion import completion_of
-from repaconv.core.terminal import set_verbose
+from repaconv.core.terminal import discard, set_verbose
 from repaconv.deprecation import Deprecation
 from repaconv.stages.shared.option_dataclasses import (
     GENERAL,
@@ -358,17 +360,33 @@ def run_and_exit(
     unproved = getattr(done, "links", ()) and getattr(done, "verdict", "") == "not verified"
     if not code and (unproved or getattr(done, "inconclusive", False)):
         code = 5
-    if format is Format.json:
-        text_and_json_output.print_json(command, code, text_and_json_output.plain_data(done))
-    else:
-        text_and_json_output.print_files(
-            getattr(done, "input_files", ()), getattr(done, "output_files", ()), quiet=quiet
-        )
-        (shown or print_result)(done)
-        text_and_json_output.print_overridden(getattr(done, "unverified", ()))
-        if not code and not quiet:
-            text_and_json_output.print_next_step(command, done)
+    with readers_may_stop():
+        if format is Format.json:
+            text_and_json_output.print_json(command, code, text_and_json_output.plain_data(done))
+        else:
+            text_and_json_output.print_files(
+                getattr(done, "input_files", ()), getattr(done, "output_files", ()), quiet=quiet
+            )
+            (shown or print_result)(done)
+            text_and_json_output.print_overridden(getattr(done, "unverified", ()))
+            if not code and not quiet:
+                text_and_json_output.print_next_step(command, done)
     raise typer.Exit(code)
+
+
+@contextmanager
+def readers_may_stop() -> Iterator[None]:
+    """Within it, who reads stdout may close the pipe, as `head` does: the rest is discarded, and the exit code remains.
+
+    Typer ends the process with 1 there, which says that a check failed.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as closed:
+        if isinstance(closed, SystemExit) and not isinstance(closed.__context__, BrokenPipeError):
+            raise
+        discard(sys.stdout)
 
 
 # --- Rules that refuse options that would have no effect, so that users notice the mistake.

@@ -31,7 +31,7 @@ from repaconv.cli import board_and_cluster_commands
 from repaconv.cli import installation_and_demo_commands
 
 # isort: split
-from repaconv.cli.command_options import app
+from repaconv.cli.command_options import app, readers_may_stop
 from repaconv.cli.shell_completion import finished_words
 from repaconv.core.change_guard import require_none_truncated
 from repaconv.core.errors import (
@@ -45,6 +45,7 @@ from repaconv.core.errors import (
     unreadable,
 )
 from repaconv.core.onnx_ir_without_sympy import defer_sympy
+from repaconv.core.terminal import discard
 
 COMMANDS = (
     stage_commands,
@@ -111,8 +112,9 @@ def main(arguments: list[str] | None = None) -> None:
         if COMPLETING not in os.environ:
             _require_no_empty_value(given)
         asked = app.only(finished_words(os.environ) if COMPLETING in os.environ else given)
-        code = asked(args=given, prog_name="repaconv", standalone_mode=False)
-        sys.stdout.flush()
+        code: object = 0
+        with readers_may_stop():
+            code = asked(args=given, prog_name="repaconv", standalone_mode=False)
         code = _print_error(_interruption(), command, given) if code == Interrupted.exit_code else code
     except RepaconvError as problem:
         code = _print_error(_root_cause(problem), command, given)
@@ -120,9 +122,6 @@ def main(arguments: list[str] | None = None) -> None:
         code = _print_error(_usage_error(problem, command), command, given)
     except (KeyboardInterrupt, typer.Abort):
         code = _print_error(_interruption(), command, given)
-    except BrokenPipeError:  # the reader closed the pipe, e.g. `head`
-        _discard(sys.stdout)
-        code = 0
     except (MemoryError, OSError, RuntimeError) as problem:
         code = _print_error(_machine_error(problem), command, given)
     if own_process and "onnxsim" not in sys.modules:  # which prints a warning if its objects are not freed
@@ -256,20 +255,15 @@ def _print_error(problem: RepaconvError, command: str, given: list[str]) -> int:
             sys.stdout.flush()
             return problem.exit_code
     except OSError:  # its disk is full, or the reader closed the pipe
-        _discard(sys.stdout)
+        discard(sys.stdout)
     try:
         text_and_json_output.print_error(problem)
         sys.stderr.flush()
     except OSError:
-        _discard(sys.stderr)
+        discard(sys.stderr)
     return problem.exit_code
 
 
 def _opened_devnull() -> TextIO:
     """Open a stream for a standard stream that was closed before the command began, which Python gives as None."""
     return Path(os.devnull).open("w", encoding="utf-8")
-
-
-def _discard(stream: TextIO) -> None:
-    """Discard what was not written to a standard stream and cannot be: Python tries again at exit, and then fails."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

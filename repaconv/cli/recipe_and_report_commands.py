@@ -23,6 +23,7 @@ from repaconv.cli.command_options import (
     RunArgument,
     app,
     out_option,
+    readers_may_stop,
     run_and_exit,
 )
 from repaconv.core.errors import UsageProblem, did_you_mean
@@ -116,10 +117,11 @@ def run_steps_and_exit(command: str, format: Format, quiet: bool, work: Callable
 
     with text_and_json_output.progress(quiet=quiet or format is Format.json) as progress:
         done = work(progress=progress)
-    if format is Format.json:
-        text_and_json_output.print_json(command, done.exit_code, text_and_json_output.plain_data(done))
-    else:
-        print_result(done)
+    with readers_may_stop():
+        if format is Format.json:
+            text_and_json_output.print_json(command, done.exit_code, text_and_json_output.plain_data(done))
+        else:
+            print_result(done)
     raise typer.Exit(done.exit_code)
 
 
@@ -183,12 +185,13 @@ def gate(
         done = gate_by(options, recipes, progress=progress)
     for name, path in written.items():
         write_text(path, gate_report_formats.FORMATS[name](done))
-    if format is GateFormat.json:
-        text_and_json_output.print_json("gate", done.exit_code, text_and_json_output.plain_data(done))
-    elif format is GateFormat.text:
-        print_result(done)
-    else:
-        sys.stdout.write(gate_report_formats.FORMATS[format.value](done))
+    with readers_may_stop():
+        if format is GateFormat.json:
+            text_and_json_output.print_json("gate", done.exit_code, text_and_json_output.plain_data(done))
+        elif format is GateFormat.text:
+            print_result(done)
+        else:
+            sys.stdout.write(gate_report_formats.FORMATS[format.value](done))
     raise typer.Exit(done.exit_code)
 
 

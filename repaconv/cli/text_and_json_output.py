@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import RepaconvError, escape_control_characters
 from repaconv.core.progress import LOGGER
-from repaconv.core.terminal import as_wide_as_terminal, plain, relative_path, stderr, stdout
+from repaconv.core.terminal import as_wide_as_terminal, discard, plain, relative_path, stderr, stdout
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -179,8 +179,11 @@ def _by_line() -> Any:
         nonlocal last
         if what != last:
             last = what
-            sys.stderr.write(f"{time.monotonic() - begun:7.1f} s  {escape_control_characters(what)}\n")
-            sys.stderr.flush()
+            try:
+                sys.stderr.write(f"{time.monotonic() - begun:7.1f} s  {escape_control_characters(what)}\n")
+                sys.stderr.flush()
+            except BrokenPipeError:  # the work goes on although nobody reads its progress
+                discard(sys.stderr)
 
     return print_step
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from repaconv.core.errors import escape_control_characters
 
@@ -48,7 +48,7 @@ def _console() -> type[Console]:
         def on_broken_pipe(self) -> None:
             """A reader that has seen enough, as `head`, leaves the verdict's exit code as it is."""
             self.quiet = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard(self.file)
 
         def render_str(self, text: str, **how: Any) -> Text:
             """Markup where it is sound, and no control characters."""
@@ -59,6 +59,11 @@ def _console() -> type[Console]:
                 return super().render_str(letters, **{**how, "markup": False})
 
     return Output
+
+
+def discard(stream: IO[str]) -> None:
+    """Discard what was not written to a standard stream and cannot be: Python tries again at exit, and then fails."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def stdout() -> Console:
@@ -96,13 +101,11 @@ def print_message(sentence: str) -> None:
 
 def print_table(header: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> None:
     """Print a plain table to stdout."""
-    print_message = list(lines)
-    is_verbose = table(
-        *header, figures=[n for n, column in enumerate(zip(*print_message, strict=True)) if _are_figures(column)]
-    )
-    for line in print_message:
-        is_verbose.add_row(*map(plain, line))
-    stdout().print(is_verbose)
+    rows = list(lines)
+    printed = table(*header, figures=[n for n, column in enumerate(zip(*rows, strict=True)) if _are_figures(column)])
+    for row in rows:
+        printed.add_row(*map(plain, row))
+    stdout().print(printed)
 
 
 def _are_figures(column: Iterable[str]) -> bool:

@@ -257,6 +257,12 @@ def arrays_to_save(names: Iterable[str]) -> str:
 
 def _read_npz(path: Path, wanted: str) -> dict[str, NDArray[Any]]:
     """Read an .npz; ``wanted`` is what numpy.savez would be called with, for the hint of an error."""
+    if path.is_dir():
+        raise Refused(
+            f"{path} is a folder, not an .npz.",
+            hint=f"A folder of image files is given with --images. An .npz is written by numpy.savez(path, {wanted}).",
+            code="inputs.unreadable",
+        )
     try:
         if path.is_fifo():  # opening it would wait for another program
             raise ValueError("it is a pipe, and an .npz is read in any order")
@@ -272,8 +278,9 @@ def _read_npz(path: Path, wanted: str) -> dict[str, NDArray[Any]]:
             return found
     except Exception as error:  # numpy, zipfile and zlib raise many classes; a single .npy gives a TypeError
         there = os.path.lexists(path)
+        why = str(error) if type(error) is ValueError else describe_exception(error)  # those above are sentences
         raise Refused(
-            f"{path} is not a readable .npz: {describe_exception(error)}." if there else f"there is no file {path}.",
+            f"{path} is not a readable .npz: {why.rstrip('.')}." if there else f"there is no file {path}.",
             hint=f"{'' if there else 'Check the path. '}Save it with numpy.savez(path, {wanted}).",
             code="inputs.unreadable",
         ) from error

@@ -52,6 +52,16 @@ def net(tmp_path, monkeypatch):
     return path
 
 
+def test_the_file_of_an_export_is_called_onnx_and_is_no_folder(net, repaconv):
+    Path("folder").mkdir()
+    for out, said in (("net.pth", "does not end in .onnx"), ("net", "net.onnx"), ("folder", "is a folder, and a file")):
+        code, _, err = repaconv("export", "-o", out)
+        assert (code, said in " ".join(err.split())) == (2, True), err
+    code, _, err = repaconv("verify", "-o", "folder")
+    assert (code, "is a folder, and a file is written here" in " ".join(err.split())) == (2, True), err
+    assert not [*Path("folder").iterdir()]
+
+
 def own_target(text: str) -> str:
     Path("own.toml").write_text(f'name = "own"\nextends = "x86-64"\n{text}\n')
     return "own.toml"

@@ -97,7 +97,7 @@ def test_of_a_result_that_is_damaged_the_first_fault_is_told(tmp_path, repaconv)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "fold.json").write_text("{}")
     code, _, said = repaconv("report", "run")
-    assert (code, "run/fold.json is not a readable MethodFold: made_by: field required." in said) == (4, True), said
+    assert (code, "run/fold.json is not a readable result of fold: made_by: field required." in said) == (4, True), said
 
 
 def test_what_no_machine_can_measure_is_refused_at_once(tmp_path, repaconv):

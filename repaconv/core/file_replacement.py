@@ -191,6 +191,12 @@ def write_page(path: Path, text: str) -> None:
 
 
 def _existing_file_error(path: Path) -> UsageProblem:
+    if path.is_dir():
+        return UsageProblem(
+            f"{path} is a folder, and a file is written here.",
+            hint="Give the path of a file, e.g. one in that folder.",
+            code="usage.exists",
+        )
     return UsageProblem(
         f"{path} already exists, and its contents were not written by repaconv.",
         hint="It was not changed. Move it away, or give another path.",

@@ -417,8 +417,9 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
         raise unreadable(path) from error
     except (ValidationError, ValueError, OSError) as error:
         wrong = problems(error, "", {})[0].message if isinstance(error, ValidationError) else str(error).splitlines()[0]
+        stage = kind.model_fields["stage"].default if "stage" in kind.model_fields else "repaconv"
         raise Refused(
-            f"{path} is not a readable {kind.__name__}: {wrong.lstrip(': ').rstrip('.')}.",
+            f"{path} is not a readable result of {stage}: {wrong.lstrip(': ').rstrip('.')}.",
             hint="Run the stage that writes it again.",
             code="artefact.unreadable",
         ) from error

@@ -116,6 +116,12 @@ class _Plan(NamedTuple):
 def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | None) -> _Plan:
     """Make every check that comes before the network is exported."""
     _require_known(options)
+    if onnx is not None and Path(onnx).suffix != ".onnx" and not Path(onnx).is_dir():
+        raise UsageProblem(
+            f"{onnx} does not end in .onnx, by which the other commands know an ONNX model.",
+            hint=f"Give a name that does, e.g. {Path(onnx).with_suffix('.onnx')}.",
+            code="export.name",
+        )
     taken = run_folder.find_run(Path(run) if run else None)
     source_model = source_model_of(taken)
     folded = source_model.folded

@@ -44,6 +44,7 @@ class SettingsReader:
         source: str = "",
         *,
         free: bool = False,
+        same: Callable[[Any, Any], bool] | None = None,
     ) -> T:
         """Read one setting: the user's value, else the file's, else the default. A second read returns the first value.
 
@@ -55,16 +56,27 @@ class SettingsReader:
             source: The part of the file that gives ``found``, or that could have given it.
             free: Whether the user may differ from ``found`` without overruling the file, because ``found`` is only the
                 usual value, or describes the network to be made and not the one that was trained.
+            same: Whether ``found`` and the user's value agree, called with both; by default whether they are equal.
 
         Raises:
             UsageProblem: If the user's value does not parse.
         """
         if name not in self._taken:
-            self._taken[name] = self._take(name, parse, default, found, source, free=free)
+            self._taken[name] = self._take(name, parse, default, found, source, free=free, same=same or _equal)
         value: T = self._taken[name]
         return value
 
-    def _take(self, name: str, parse: Callable[[str], T], default: T, found: T | None, source: str, *, free: bool) -> T:
+    def _take(
+        self,
+        name: str,
+        parse: Callable[[str], T],
+        default: T,
+        found: T | None,
+        source: str,
+        *,
+        free: bool,
+        same: Callable[[Any, Any], bool],
+    ) -> T:
         self._known.append(name)
         if (text := self._left.pop(name, None)) is not None:
             try:
@@ -75,7 +87,7 @@ class SettingsReader:
                     hint="Correct it, or leave it out." if default is None else f"E.g. --set {name}={_typed(default)}.",
                     code="setting.value",
                 ) from None
-            other = found is not None and not _equal(found, value)
+            other = found is not None and not same(found, value)
             against = f"{source} says {found}" if other else ""
             fact = Fact(name=name, value=value, source="--set", against=against, overrules=other and not free)
             self.facts.append(fact)

@@ -310,18 +310,24 @@ def _strides(
             raise ValueError(f"not {len(firsts)} numbers, one a stage")
         return ",".join(str(positive(word.strip())) for word in words)
 
-    seen, confirmed = [], 0
+    seen, shown = [], []
     for name, block in firsts:
-        same = block.in_width == block.width and not key.deployed
+        shown.append(block.in_width == block.width and not key.deployed)
         kept = f"{name}.{NAMES[key.layout].identity}.weight" in tensors
-        seen.append("1" if same and kept else "2")
-        confirmed += same
+        seen.append("1" if shown[-1] and kept else "2")
+    confirmed = sum(shown)
+
+    def agree(found: str, given: str) -> bool:
+        pairs = zip(found.split(","), given.split(","), shown, strict=True)
+        return all(one == other or (not certain) for one, other, certain in pairs)
+
     source = (
         f"official code: stages begin with 2; in {confirmed} of {len(firsts)} an identity branch there, or its "
         "absence, shows it"
     )
     official = ",".join("2" for _ in firsts)
-    text = reader.take("strides", parse, official, ",".join(seen) if confirmed else None, source if confirmed else "")
+    found = ",".join(seen) if confirmed else None
+    text = reader.take("strides", parse, official, found, source if confirmed else "", same=agree)
     return [int(word) for word in text.split(",")]
 
 

@@ -19,6 +19,7 @@ from repaconv.method_api.settings import contradictions
 from repaconv.results import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
 from repaconv.results.link_reasons import limit_in_words
 from repaconv.sources.method_detection import choose_method, understood
+from repaconv.sources.pickled_module_attributes import require_same_settings
 from repaconv.stages.fold.layer_correspondence import with_layers
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.file_hash_check import read_hashed
@@ -186,6 +187,7 @@ def _plan(options: FoldOptions, found: Checkpoint, overrule: bool) -> _Plan:
         identified = _identified_settings(method, found, given, Path(options.identify)) if options.identify else {}
         settings = {**given, **identified}
         trained = understood(method, found, settings)
+        require_same_settings(trained, found)
         require_channels(settings, trained.preprocessing, trained.config.in_channels)
         overruled = _accepted_contradictions(trained.facts, allowed=overrule)
         backbone = plugins.load(plugins.BACKBONES, trained.backbone)

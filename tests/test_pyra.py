@@ -141,6 +141,15 @@ def with_rows(weights, schedule):
     return weights
 
 
+def test_a_block_that_merges_nothing_may_have_modulations_without_rows():
+    torch.manual_seed(1)
+    weights = with_rows(METHOD.example("tiny", seed=5), (8, 2, 2))
+    weights["blocks.1.pyra_a"] = torch.zeros(0, 1)
+    without = {name: value for name, value in weights.items() if not name.startswith("blocks.1.pyra_")}
+    folded = proved(weights, net(without, (8, 0, 2)))
+    assert next(fact.value for fact in folded.facts if fact.name == "schedule") == [8, 0, 2]
+
+
 @pytest.mark.parametrize("schedule", [(4, 3, 2), (8, 0, 2), (0, 5, 1), (1, 1, 0), (8, 4, 2)])
 @pytest.mark.parametrize("distil", [False, True])
 def test_every_schedule_folds(schedule, distil):

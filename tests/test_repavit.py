@@ -13,6 +13,7 @@ from oracle import gelu
 
 import repaconv as rc
 from repaconv.backbones.ffn_replacement_interface import Ffn
+from repaconv.checkpoints import read_checkpoint
 from repaconv.core.errors import Refused
 from repaconv.methods.repavit import METHOD
 from repaconv.methods.repavit.active_channels import ClaimedIdleRatio, ResidualTest
@@ -391,3 +392,40 @@ def test_a_deploy_form_at_idle_ratio_1_is_recognized_with_its_tensors_in_any_ord
     assert _whole_matrices(tensors)
     assert _whole_matrices(dict(sorted(tensors.items())))
     assert not _whole_matrices({**tensors, "blocks.0.mlp.fc1.weight": torch.zeros(8, 4)})
+
+
+@pytest.mark.parametrize(
+    "removed", [(), ("patch_embed.norm.",), ("attn.qkv.bias",), ("patch_embed.norm.", "attn.qkv.bias")]
+)
+@pytest.mark.parametrize("positions", [False, True])
+def test_a_swin_may_lack_the_norm_of_its_patches_and_biases_and_may_have_positions(removed, positions):
+    weights = METHOD.example("tiny-swin", seed=4)
+    biases = {name: torch.zeros_like(value) for name, value in weights.items() if name.endswith("attn.qkv.bias")}
+    if "attn.qkv.bias" in removed:
+        weights |= biases
+    net = METHOD.read(read_checkpoint(save(weights, "with.pth")), {"idle_ratio": "0.75"})
+    trained = net.module().double()
+    trained.load_state_dict({name: value.double() if value.is_floating_point() else value for name, value in
+                             net.tensors.items()})  # fmt: skip
+    weights = {name: value for name, value in weights.items() if not any(part in name for part in removed)}
+    if positions:
+        weights["absolute_pos_embed"] = torch.randn(1, 256, 16, generator=torch.Generator().manual_seed(0))
+    images = np.random.default_rng(0).standard_normal((2, 3, 64, 64), dtype=np.float32)
+    with torch.no_grad():
+        embed = trained.patch_embed
+        tokens = embed.proj(torch.from_numpy(images).double()).flatten(2).transpose(1, 2)
+        tokens = tokens if "patch_embed.norm." in removed else embed.norm(tokens)
+        tokens = tokens + weights["absolute_pos_embed"].double() if positions else tokens
+        logits = trained.head(trained.norm(trained.layers(tokens)).mean(1))
+    np.savez("r.npz", input=images, output_fp64=logits.numpy())
+    rc.fold(save(weights), settings={"idle_ratio": "0.75"})
+    found = links(rc.verify(inputs="r.npz"))
+    assert max(found["recorded"], found["fold"]) <= 1e-12
+
+
+def test_the_positions_of_a_swin_show_its_image_size():
+    weights = METHOD.example("tiny-swin", seed=4)
+    weights["absolute_pos_embed"] = torch.zeros(1, 256, 16)
+    weights = {name: value for name, value in weights.items() if not name.endswith("attn_mask")}
+    with pytest.raises(Refused, match="attn_mask"):  # of the size that the positions show, not a question for the size
+        rc.fold(save(weights), settings={"idle_ratio": "0.75"})

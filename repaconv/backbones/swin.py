@@ -51,6 +51,8 @@ class SwinConfig:
         classes: Width of the head, 0 for pooled features.
         in_channels: Channels of an image.
         eps: eps of all norms.
+        patch_norm: Whether the embedding has a norm.
+        positions: Whether each token has a position embedding, ``absolute_pos_embed``.
     """
 
     image_size: int
@@ -62,6 +64,8 @@ class SwinConfig:
     classes: int
     in_channels: int = 3
     eps: float = 1e-5
+    patch_norm: bool = True
+    positions: bool = False
 
     def side(self, stage: int) -> int:
         """The number of tokens along one side in this stage."""
@@ -88,15 +92,16 @@ class WindowAttention(nn.Module):
         heads: Number of heads.
         window: Side of a window in tokens.
         scaled: Whether to divide q by sqrt(dh).
+        bias: Whether ``qkv`` has a bias.
     """
 
     relative_position_index: Tensor
 
-    def __init__(self, width: int, heads: int, window: int, *, scaled: bool) -> None:
+    def __init__(self, width: int, heads: int, window: int, *, scaled: bool, bias: bool = True) -> None:
         super().__init__()
         self.heads, self.scale = heads, (width // heads) ** -0.5 if scaled else None
         tokens = window * window
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width, bias=bias), nn.Linear(width, width)
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
         self.register_buffer("relative_position_index", torch.zeros(tokens, tokens, dtype=torch.int64))
 
@@ -126,18 +131,27 @@ class SwinBlock(nn.Module):
         mlp: The feed-forward network, on [B, L, C].
         shortcut: Whether to add a shortcut around ``mlp``; False if ``mlp`` includes it.
         deployed: Whether norm1's affine and the scores' divisor are folded into qkv.
+        qkv_bias: Whether ``attn.qkv`` has a bias; that of a deployed block has one.
     """
 
     attn_mask: Tensor | None
 
     def __init__(
-        self, config: SwinConfig, stage: int, index: int, mlp: nn.Module, *, shortcut: bool, deployed: bool
+        self,
+        config: SwinConfig,
+        stage: int,
+        index: int,
+        mlp: nn.Module,
+        *,
+        shortcut: bool,
+        deployed: bool,
+        qkv_bias: bool = True,
     ) -> None:
         super().__init__()
         width, window = config.widths[stage], config.clipped(stage)
         self.side, self.window, self.shift = config.side(stage), window, config.shift(stage, index)
         self.norm1 = nn.LayerNorm(width, config.eps, elementwise_affine=not deployed)
-        self.attn = WindowAttention(width, config.heads[stage], window, scaled=not deployed)
+        self.attn = WindowAttention(width, config.heads[stage], window, scaled=not deployed, bias=qkv_bias)
         self.mlp, self.shortcut = mlp, shortcut
         windows = (self.side // window) ** 2
         self.register_buffer("attn_mask", torch.zeros(windows, window**2, window**2) if self.shift else None)
@@ -201,12 +215,12 @@ class Stage(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Embed patches as tokens, with a norm. Its affine cannot be folded, as it comes before a shortcut."""
+    """Embed patches as tokens, with or without a norm, whose affine cannot be folded: a shortcut follows it."""
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
         self.proj = nn.Conv2d(config.in_channels, config.widths[0], config.patch, stride=config.patch)
-        self.norm = nn.LayerNorm(config.widths[0], config.eps)
+        self.norm = nn.LayerNorm(config.widths[0], config.eps) if config.patch_norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, L, C']."""
@@ -233,6 +247,8 @@ class Swin(nn.Module):
         super().__init__()
         deployed = block is None
         self.patch_embed = PatchEmbed(config)
+        tokens = torch.zeros(1, config.side(0) ** 2, config.widths[0])
+        self.absolute_pos_embed = nn.Parameter(tokens) if config.positions else None
         self.layers = nn.Sequential(
             *(Stage(config, stage, block or deploy_block, deployed=deployed) for stage in range(len(config.widths)))
         )
@@ -242,7 +258,10 @@ class Swin(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, classes]."""
-        out: Tensor = self.head(self.norm(self.layers(self.patch_embed(x))).mean(1))
+        x = self.patch_embed(x)
+        if self.absolute_pos_embed is not None:
+            x = x + self.absolute_pos_embed
+        out: Tensor = self.head(self.norm(self.layers(x)).mean(1))
         return out
 
 
@@ -257,6 +276,8 @@ class SwinBackbone(Backbone):
 BACKBONE = SwinBackbone("swin", SwinConfig, Swin)
 
 
+POSITIONS = "absolute_pos_embed"
+
 # Swin around its FFNs. Shapes show windows and heads; the masks of shifted windows show the image size.
 
 
@@ -267,10 +288,12 @@ class SwinFfnReplacement:
     Attributes:
         frame: The configuration; its FFNs are placeholders.
         hidden: Channels inside each FFN as trained, by stage.
+        qkv_bias: Whether ``attn.qkv`` of the blocks as trained has a bias.
     """
 
     frame: SwinConfig
     hidden: tuple[tuple[int, ...], ...]
+    qkv_bias: bool = True
 
     @property
     def image_size(self) -> ImageSize:
@@ -287,18 +310,16 @@ class SwinFfnReplacement:
 
     def build_training(self, config: SwinConfig, mlp: MlpFactory) -> nn.Module:
         first = [sum(len(hidden) for hidden in self.hidden[:stage]) for stage in range(len(self.hidden))]
-        return Swin(
-            config,
-            lambda config, stage, index: SwinBlock(
-                config, stage, index, mlp(first[stage] + index), shortcut=True, deployed=False
-            ),
-        )
+        return Swin(config, lambda config, stage, index: self._block(config, stage, index, mlp(first[stage] + index)))
+
+    def _block(self, config: SwinConfig, stage: int, index: int, mlp: nn.Module) -> nn.Module:
+        return SwinBlock(config, stage, index, mlp, shortcut=True, deployed=False, qkv_bias=self.qkv_bias)
 
     def block_pair(
         self, config: SwinConfig, index: int, mlp: MlpFactory
     ) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
         stage, place = self._place(index)
-        trained = SwinBlock(config, stage, place, mlp(index), shortcut=True, deployed=False)
+        trained = self._block(config, stage, place, mlp(index))
         return trained, deploy_block(config, stage, place), (1, config.side(stage) ** 2, config.widths[stage])
 
     def fold_other_parts(
@@ -313,7 +334,8 @@ class SwinFfnReplacement:
         return folded, ("norm1's affine -> attn.qkv", "1 / sqrt(dh) -> q"), Affine.eye(width)
 
     def fold_outside_blocks(self, config: SwinConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
-        yield FoldedPart({n: w.double() for n, w in tensors.items() if n.startswith("patch_embed.")})
+        first = ("patch_embed.", "absolute_pos_embed")
+        yield FoldedPart({n: w.double() for n, w in tensors.items() if n.startswith(first)})
         for stage in range(len(config.widths) - 1):
             place = f"layers.{stage}.downsample"
             norm = Affine.diagonal(tensors[f"{place}.norm.weight"], tensors[f"{place}.norm.bias"])
@@ -331,7 +353,7 @@ def read_swin(
 
     Raises:
         Refused: If a tensor is missing or has a wrong shape, or windows and image size do not fit.
-        SettingNeeded: If no window is shifted and the image size is not given.
+        SettingNeeded: If no window is shifted, the tokens have no position embeddings and the image size is not given.
     """
     kernel = weight_of(tensors, "patch_embed.proj.weight", 4)
     depths = stage_depths(ffns, r"layers\.(\d+)\.blocks\.(\d+)\.")
@@ -342,7 +364,8 @@ def read_swin(
     patch, window = kernel.shape[2], max(windows)
     masked = _masked(tensors, patch, windows)
     stored = args.get("input_size") if isinstance(args.get("input_size"), int) else None
-    found, source = (masked, "attn_mask") if masked else (stored, "args")
+    placed = math.isqrt(weight_of(tensors, POSITIONS, 3).shape[1]) * patch if POSITIONS in tensors else None
+    found, source = next((each for each in ((masked, "attn_mask"), (placed, POSITIONS)) if each[0]), (stored, "args"))
     if found is None:
         size = reader.need("image_size", parse_image_size, "224", "no window is shifted, so no mask tells the size")
     else:
@@ -360,6 +383,8 @@ def read_swin(
         classes=classes_of(tensors),
         in_channels=kernel.shape[1],
         eps=reader.take("norm_eps", small, 1e-5),
+        patch_norm="patch_embed.norm.weight" in tensors,
+        positions=POSITIONS in tensors,
     )
     _require_windows(frame, windows, size, masked)
     _require_indices(tensors, tables)
@@ -368,7 +393,7 @@ def read_swin(
         Fact(name=name, value=list(v) if isinstance(v, tuple | list) else v, source="shapes")
         for name, v in known.items()
     ]
-    return SwinFfnReplacement(frame, tuple(hidden))
+    return SwinFfnReplacement(frame, tuple(hidden), "layers.0.blocks.0.attn.qkv.bias" in tensors)
 
 
 def _masked(tensors: Mapping[str, Tensor], patch: int, windows: Sequence[int]) -> int | None:

@@ -127,9 +127,11 @@ def read_schedule(
 
 
 def _rows(tensors: Mapping[str, Tensor], depth: int) -> tuple[int, ...] | None:
-    """The number of rows of pyra_a in every block; None if no block has it."""
+    """The number of rows of pyra_a in every block; None if no block has it. A block that merges nothing may have none."""
     places = [f"blocks.{index}.pyra_a" for index in range(depth)]
-    rows = tuple(weight_of(tensors, place, 2).shape[0] if place in tensors else 0 for place in places)
+    rows = tuple(
+        weight_of(tensors, place, 2).shape[0] if place in tensors and tensors[place].numel() else 0 for place in places
+    )
     return rows if any(rows) else None
 
 

@@ -516,3 +516,73 @@ def test_numbers_whose_sum_overflows_are_finite_and_infinities_that_cancel_are_n
     for bad in ([torch.inf, -torch.inf], [torch.nan], [torch.inf]):
         with pytest.raises(Refused, match=f"{len(bad)} of 10"):
             require_sound({"weight": torch.cat([largest[: 10 - len(bad)], torch.tensor(bad, dtype=dtype)])}, {})
+
+
+def _joined_by(hint: str, monkeypatch) -> None:
+    """Run the command in a hint that joins weights in several files."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    command = hint.partition(": ")[2].partition("; then repaconv fold")[0]
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+
+
+def test_weights_that_are_sharded_are_folded_by_what_the_hint_says(tiny_weights, monkeypatch):
+    Path("sharded").mkdir()
+    names = list(tiny_weights)
+    for part, own in enumerate((names[:20], names[20:]), 1):
+        save_file({name: tiny_weights[name] for name in own}, f"sharded/model-0000{part}-of-00002.safetensors")
+    Path("sharded/model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
+    with pytest.raises(Refused, match="holds weights in several files") as caught:
+        rc.fold("sharded")
+    _joined_by(caught.value.hint, monkeypatch)
+    assert rc.fold("sharded.safetensors").verdict == "passed"
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns that there is no process group
+def test_a_distributed_checkpoint_is_folded_by_what_the_hint_says(tiny_weights, monkeypatch):
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"state_dict": dict(tiny_weights)}, checkpoint_id="several")
+    with pytest.raises(Refused, match="holds weights in several files") as caught:
+        rc.fold("several")
+    with pytest.raises(Refused, match="holds no weights") as part:
+        rc.fold(next(Path("several").glob("*.distcp")))
+    assert "dcp_to_torch" in part.value.hint
+    _joined_by(caught.value.hint, monkeypatch)
+    assert rc.fold("several.pth").verdict == "passed"
+
+
+def test_files_of_deepspeed_are_told_apart_from_damaged_ones(tiny_weights):
+    empty = {name: torch.empty(0) for name in tiny_weights}
+    torch.save({"module": empty, "param_shapes": [], "ds_version": "0.16"}, "mp_rank_00_model_states.pt")
+    with pytest.raises(Refused, match="ZeRO stage 3") as caught:
+        rc.fold("mp_rank_00_model_states.pt")
+    assert caught.value.code == "checkpoint.partitioned"
+    Path("saved/global_step1").mkdir(parents=True)
+    Path("saved/global_step1/zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
+    with pytest.raises(Refused, match="several files") as caught:
+        rc.fold("saved")
+    assert "python saved/zero_to_fp32.py saved saved.pth" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("torch.distributed.tensor\nDTensor", "full_tensor"), ("shard\nShardedTensor", "FULL_STATE_DICT")],
+)
+def test_parts_of_distributed_tensors_say_how_to_gather_them(kind, told):
+    """With an object of a class within a class, which pickle gets by calling getattr."""
+    nested = b"cbuiltins\ngetattr\n(cshard.properties\nProperties\nX\x06\x00\x00\x00FormattR)\x81"
+    made = b"c" + kind.encode() + b"\n" + nested + b"\x85R"
+    with zipfile.ZipFile("parts.pth", "w") as file:
+        file.writestr("parts/data.pkl", b"\x80\x02}X\x05\x00\x00\x00model}X\x01\x00\x00\x00w" + made + b"ss.")
+    with pytest.raises(Refused, match="holds no weights") as caught:
+        rc.fold("parts.pth")
+    assert told in caught.value.hint
+
+
+def test_tensors_next_to_the_networks_own_are_left_out_by_what_the_hint_says(tiny_weights):
+    mine = {f"net.{name}": value for name, value in tiny_weights.items()}
+    torch.save({"state_dict": mine | {"criterion.weight": torch.ones(3)}}, "more.ckpt")
+    with pytest.raises(Refused, match=r"criterion\.weight") as caught:
+        rc.fold("more.ckpt")
+    assert "--weights net reads those with that prefix alone" in caught.value.hint
+    assert rc.fold("more.ckpt", weights="net").verdict == "passed"

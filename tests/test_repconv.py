@@ -258,6 +258,14 @@ def test_a_pickled_module_folds_with_its_own_settings():
     assert links(rc.verify(inputs="pair.npz"))["recorded"] <= 1e-12
 
 
+def test_of_two_networks_in_a_file_the_hint_selects_one():
+    both = {f"module.{which}.{name}": value for which in ("encoder_q", "encoder_k") for name, value in VGG.items()}
+    with pytest.raises(Refused) as caught:
+        rc.fold(save(both, "both.pth"))
+    assert caught.value.hint == "Select one with --weights, e.g. --weights module.encoder_k."
+    assert rc.fold("both.pth", weights="module.encoder_k").verdict == "passed"
+
+
 def _sizes(stage):
     return stage[0].in_width, stage[0].width
 

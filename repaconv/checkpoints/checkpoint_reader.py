@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -56,6 +57,8 @@ PLAIN_TENSORS = {
     "rebuild_qtensor": "tensor.dequantize(), or those before quantization",
     "rebuild_sparse": "tensor.to_dense()",
     "numpy": "torch.from_numpy(array)",
+    "DTensor": "tensor.full_tensor(), or get_model_state_dict with full_state_dict=True",
+    "ShardedTensor": "those that FSDP gathers with StateDictType.FULL_STATE_DICT",
     "rebuild_meta": "load the weights before saving, for this has a shape and no numbers",
 }
 """How to make plain tensors of others, by a part of the name of the function that reads them."""
@@ -137,6 +140,7 @@ def read_checkpoint(
     pickled = modules.get(place)
     only = without_prefix if without else under_prefix
     tensors = _only_tensors(path, place, only(sets[place], prefix))
+    _require_whole_parameters(path, contents.value, tensors)
     if not again:
         contents.checksums.require(tensors)
     tensors = {name: tensor.resolve_conj().resolve_neg() for name, tensor in tensors.items()}
@@ -278,7 +282,37 @@ def _export_hint(path: Path, placeholders: Collection[str]) -> str:
     if any(name.startswith("ultralytics.") for name in placeholders):
         model, onnx = (shlex.quote(str(each)) for each in (path, path.with_suffix(".onnx")))
         return f"Export it with ultralytics: yolo export model={model} format=onnx; then repaconv fold {onnx}"
+    if path.suffix == ".distcp":
+        return f"It is one part of {several_files_hint(path.parent) or 'a checkpoint in several files'}."
+    if how := _plain_tensors(placeholders):
+        return f"Save the weights as plain tensors{how}, preferably as .safetensors."
     return "Save the trained module's state_dict() with torch.save or safetensors."
+
+
+def _plain_tensors(kinds: Iterable[str]) -> str:
+    """How to make plain tensors of others, by the names of the functions and classes that they need; else empty."""
+    return next((f": {how}" for kind, how in PLAIN_TENSORS.items() if any(kind in name for name in kinds)), "")
+
+
+def several_files_hint(folder: Path) -> str:
+    """How to join weights that a distributed training saved in several files of a folder; empty if it has none."""
+    joined = folder.parent / (folder.name or "joined")  # the current folder has no name
+    source, target = shlex.quote(str(folder)), shlex.quote(f"{joined}.pth")
+    if (folder / ".metadata").is_file():
+        command = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {source} {target}"
+        return f"a checkpoint of torch.distributed.checkpoint: {command}; then repaconv fold {target}"
+    if any(folder.glob("*_optim_states.pt")) or any(folder.glob("*/*_optim_states.pt")):
+        command = f"python {shlex.quote(str(folder / 'zero_to_fp32.py'))} {source} {target}"
+        return f"a checkpoint of DeepSpeed: {command}; then repaconv fold the file that this writes"
+    if any(folder.glob("*.safetensors.index.json")):
+        one = f"{joined}.safetensors"
+        code = (
+            "from pathlib import Path; from safetensors.torch import load_file, save_file; "
+            f'files = sorted(Path({json.dumps(str(folder))}).glob("*.safetensors")); '
+            f"save_file({{k: v for f in files for k, v in load_file(f).items()}}, {json.dumps(one)})"
+        )
+        return f"a model in several files: python -c {shlex.quote(code)}; then repaconv fold {shlex.quote(one)}"
+    return ""
 
 
 def _choose(
@@ -356,13 +390,25 @@ def _only_tensors(path: Path, place: str, found: Mapping[str, Any]) -> dict[str,
         if isinstance(value, (Placeholder, type)):
             what = getattr(value, "qualified_name", "") or "a class"
             where = "" if place == "." else f" of {place}"
-            how = next((f": {how}" for kind, how in PLAIN_TENSORS.items() if kind in what), "")
             raise Refused(
                 f"{path}: {name}{where} is not a plain tensor; reading it requires {what}, which is not run.",
-                hint=f"Save the weights as plain tensors{how}, preferably as .safetensors.",
+                hint=f"Save the weights as plain tensors{_plain_tensors([what])}, preferably as .safetensors.",
                 code="checkpoint.global-in-weights",
             )
     return {name: value for name, value in found.items() if isinstance(value, Tensor) and not _is_counter(name, value)}
+
+
+def _require_whole_parameters(path: Path, value: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse the file of a module whose parameters DeepSpeed's ZeRO stage 3 keeps elsewhere: they are empty here."""
+    by_deepspeed = isinstance(value, Mapping) and not {"param_shapes", "ds_version"}.isdisjoint(value)
+    empty = [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.numel()]
+    if by_deepspeed and empty:
+        raise Refused(
+            f"{empty[0]} in {path} has no values, since DeepSpeed's ZeRO stage 3 saves them in the files of its "
+            "optimizer.",
+            hint="Join them with the script that DeepSpeed wrote next to them: python zero_to_fp32.py FOLDER FILE.",
+            code="checkpoint.partitioned",
+        )
 
 
 def _is_counter(name: str, tensor: Tensor) -> bool:

@@ -43,6 +43,10 @@ class Placeholder:
         self.args = args
         self.state = kwargs or None
 
+    def __call__(self, *args: object, **_: object) -> Placeholder:
+        """Return another placeholder, as for a class within a class, which pickle gets by a call."""
+        return Placeholder(*args)
+
     def __setitem__(self, key: object, value: object) -> None:
         """Ignore an item that is set, as on a dict-like object."""
 
@@ -76,6 +80,11 @@ class OpcodeMachine(_Unpickler):  # type: ignore[misc]
             altered.state = state
         elif not isinstance(altered, OrderedDict):
             raise pickle.UnpicklingError(f"the pickle tries to alter a {type(altered).__name__}")
+
+    def load_newobj(self) -> None:
+        """Build an object of a class, which may be the placeholder that a call returned."""
+        args, kind = self.stack.pop(), self.stack.pop()
+        self.append(kind(*args) if isinstance(kind, Placeholder) else kind.__new__(kind, *args))
 
     def load_setitem(self) -> None:
         """Set one item."""
@@ -115,6 +124,7 @@ class OpcodeMachine(_Unpickler):  # type: ignore[misc]
     dispatch = {  # noqa: RUF012 - as in the standard library
         **_Unpickler.dispatch,
         pickle.BUILD[0]: load_build,
+        pickle.NEWOBJ[0]: load_newobj,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
         pickle.TUPLE[0]: load_tuple,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -90,7 +91,9 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
         more,
         second_set_hint({names.get(name, name) for name in tensors})
         or _lost_weight_hint(more, {names.get(name, name) for name in tensors})
-        or "Folding only a part would be wrong. If they are not its weights, select those by prefix, with --weights.",
+        or "Folding only a part would be wrong. If they are not its weights: "
+        + _selection({names.get(name, name) for name in expected}, more)
+        + ".",
     )
     for name, wanted in expected.items():
         found = tensors[name]
@@ -139,6 +142,20 @@ def _lost_weight_hint(more: Collection[str], names: Collection[str]) -> str:
     weights = (name.removesuffix("bias") + "weight" for name in more if name.endswith(".bias"))
     lost = next((name for name in weights if name not in names), "")
     return f"The file lacks {lost}, so it is only part of a net. Save the whole state_dict()." if lost else ""
+
+
+def _selection(own: Collection[str], more: Collection[str]) -> str:
+    """How to read the network's tensors alone: by the shortest prefix that they have and some of the others have not.
+
+    A prefix that is longer could leave out a part of the network, such as the head next to ``backbone.``.
+    """
+    parts = zip(*(name.split(".")[:-1] for name in own), strict=False)
+    common = [each[0] for each in takewhile(lambda each: len({*each}) == 1, parts)]
+    for count in range(1, len(common) + 1):
+        prefix = ".".join(common[:count])
+        if not all(name.startswith(f"{prefix}.") for name in more):
+            return f"--weights {prefix} reads those with that prefix alone"
+    return "select those by prefix, with --weights"
 
 
 def _dtype(name: str, tensor: Tensor, wanted: str) -> Refused:

@@ -256,6 +256,7 @@ def _config_of(folder: Path) -> dict[str, Any]:
     Raises:
         Refused: It cannot be read.
     """
+    from repaconv.checkpoints.checkpoint_reader import several_files_hint
     from repaconv.checkpoints.containers import files_inside
 
     try:
@@ -265,6 +266,10 @@ def _config_of(folder: Path) -> dict[str, Any]:
     except PermissionError as error:
         raise unreadable(folder / CONFIG) from error
     except (OSError, ValueError) as error:
+        if several := several_files_hint(folder):
+            raise Refused(
+                f"{folder} holds weights in several files.", hint=f"It is {several}.", code="folder.several-files"
+            ) from error
         raise Refused(
             f"{folder} has no readable config.json: {getattr(error, 'strerror', None) or error}.",
             hint="It is a run folder: give the file from which it was made."

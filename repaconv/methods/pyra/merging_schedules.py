@@ -127,7 +127,7 @@ def read_schedule(
 
 
 def _rows(tensors: Mapping[str, Tensor], depth: int) -> tuple[int, ...] | None:
-    """The number of rows of pyra_a in every block; None if no block has it. A block that merges nothing may have none."""
+    """The number of rows of pyra_a in every block, which may be 0; None if no block has any."""
     places = [f"blocks.{index}.pyra_a" for index in range(depth)]
     rows = tuple(
         weight_of(tensors, place, 2).shape[0] if place in tensors and tensors[place].numel() else 0 for place in places

@@ -95,9 +95,20 @@ def common_key(checkpoint: Checkpoint) -> BlockKey:
         if mixed
         else "there are blocks of several nets: "
         + ", ".join(sorted({f"{key.prefix}({'timm, ' if key.timm else ''}{key.layout})" for key in found})),
-        hint="Take the checkpoint as trained." if mixed else "Save one of them.",
+        hint="Take the checkpoint as trained."
+        if mixed
+        else _selection(checkpoint, sorted(key.prefix for key in found)),
         code="repconv.mixed-forms" if mixed else "checkpoint.ambiguous",
     )
+
+
+def _selection(checkpoint: Checkpoint, prefixes: list[str]) -> str:
+    """How to read one of several networks, by its prefix in the file; those without one have to be saved alone."""
+    if "" in prefixes or len(set(prefixes)) < 2:
+        return "Save one of them."
+    name = next(name for name in checkpoint.tensors if name.startswith(prefixes[0]))
+    saved = checkpoint.names[name].removesuffix(name.removeprefix(prefixes[0])).removesuffix(".")
+    return f"Select one with --weights, e.g. --weights {saved}."
 
 
 def official_names(checkpoint: Checkpoint, key: BlockKey) -> tuple[dict[str, Tensor], dict[str, str]]:

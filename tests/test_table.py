@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import random
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import repaconv as rc
+from repaconv import models
 from repaconv.backbones import parameter_and_mac_counts
 from repaconv.backbones.parameter_and_mac_counts import cost_of
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.repavit import METHOD as REPAVIT
+from repaconv.sources.method_detection import load_method
 from repaconv.stages.paper_table.stage import _agrees
 
 
@@ -95,18 +99,84 @@ def test_products_are_counted_as_torch_counts_them():
     assert set(products) == {name for name, _ in module.named_modules()}
 
 
+OPERANDS = {  # what each operator, or several of one kind, is called with
+    "add.Tensor sub.Tensor mul.Tensor div.Tensor": lambda draw: ((pair := draw(2)), (pair[1], pair[0]), (pair[0], 0.5)),
+    "eq.Tensor": lambda draw: (draw(2),),
+    "mul.Scalar": lambda draw: ((draw(1)[0], 2),),
+    "log.default sqrt.default sigmoid.default tanh.default neg.default": lambda draw: (draw(1),),
+    "mean.dim": lambda draw: ((draw(1)[0], [1]), (draw(1)[0], [-1, 0], True)),
+    "linalg_vector_norm.default": lambda draw: ((draw(1)[0], 2, [-1], True), (draw(1)[0], 2, [1])),
+    "cat.default stack.default": lambda draw: (([*draw(2, alike=True)], -1), ([*draw(2, alike=True)], 1)),
+    "roll.default": lambda draw: ((draw(1)[0], [-1, 2], [1, 2]),),
+}
+
+
+@pytest.mark.parametrize("operators", OPERANDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_shapes_types_and_strides_are_those_of_torch(operators, dtype):
+    generator = random.Random(operators)
+
+    def layout(sizes):
+        axes = generator.sample(range(len(sizes)), len(sizes))
+        tensor = torch.ones([sizes[axis] for axis in axes], dtype=dtype)
+        tensor = tensor.permute([axes.index(axis) for axis in range(len(axes))])
+        return generator.choice([tensor, tensor.contiguous(), torch.cat([tensor] * 2, -1)[..., : sizes[-1]]])
+
+    def draw(count, alike=False):
+        sizes = [generator.choice([2, 3, 5]) for _ in range(generator.choice([3, 4, 5]))]
+        whole = layout(sizes)
+        others = [
+            layout(sizes if alike else [generator.choice([1, size]) for size in sizes[generator.randrange(3) :]])
+            for _ in range(count - 1)
+        ]
+        return (whole, *others)
+
+    found = 0
+    for name in operators.split():
+        operator = operator_named(name)
+        for given in [each for _ in range(40) for each in OPERANDS[operators](draw)]:
+            try:
+                theirs = operator(*given)
+            except RuntimeError:  # a mean of integers
+                continue
+            ours = parameter_and_mac_counts._RESULTS[operator](*given)
+            if ours is not None:
+                found += 1
+                long = [size > 1 for size in theirs.shape]
+                assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), (name, given)
+                assert [*compress(ours.stride(), long)] == [*compress(theirs.stride(), long)], (name, given)
+    assert found >= 20 or dtype == torch.int64
+
+
+def operator_named(name):
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload)
+
+
 @pytest.mark.parametrize("wrong", [nn.Linear(9, 5), nn.Conv1d(9, 5, 1), nn.Conv1d(8, 5, 7)])
 def test_shapes_that_do_not_fit_are_not_counted(wrong):
     with pytest.raises(RuntimeError):
         cost_of(lambda: copy.deepcopy(wrong).to("meta"), (8, 4))
 
 
-def test_a_count_imports_neither_the_compiler_nor_sympy(tiny):
+@pytest.mark.parametrize("command", ["inspect", "fold"])
+def test_a_count_imports_neither_the_compiler_nor_sympy(tiny, command):
     """Both took 1.3 s, as long as torch itself, for every `inspect`."""
-    code = f"import sys, repaconv as rc; assert rc.inspect({str(tiny)!r}).deploy.macs\n"
+    code = f"import sys, repaconv as rc; assert rc.{command}({str(tiny)!r}).deploy.macs\n"
     code += "print({'torch._dynamo', 'sympy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_fold_of_no_method_imports_the_compiler(tmp_path):
+    """It is imported for a shape that only torch computes: of Swin's rolled windows, of tokens that are merged, ..."""
+    paths = [Path(models.__file__).with_name(f"{name}.pth") for name in ("dwconv", "nondeep", "pyra", "riformer")]
+    for method, arch in (("repavit", "tiny-swin"), ("repavit", "tiny-mixer"), ("repconv", "tiny-mobileone")):
+        paths.append(tmp_path / f"{arch}.pth")
+        torch.save(load_method(method).example(arch, 1), paths[-1])
+    code = "import sys, repaconv as rc\nfor path in sys.argv[1:]:\n"
+    code += "    rc.fold(path)\n    assert 'torch._dynamo' not in sys.modules, path"
+    subprocess.run([sys.executable, "-c", code, *map(str, paths)], check=True, cwd=tmp_path)
 
 
 def test_riformer():

@@ -54,7 +54,7 @@ class NormModules(NamedTuple):
 _OF_THE_INPUT = frozenset({F.group_norm, F.instance_norm, F.layer_norm, F.rms_norm})
 
 
-class _Watching(TorchFunctionMode):
+class _Watching(_Skipping):
     """Notes in which module a norm is called, and whether with weights."""
 
     def __init__(self) -> None:
@@ -64,14 +64,14 @@ class _Watching(TorchFunctionMode):
         self.affine: dict[str, None] = {}
 
     def __torch_function__(
-        self, function: Callable[..., Any], _types: Any, given: Any = (), named: dict[str, Any] | None = None
+        self, function: Callable[..., Any], types: Any, given: Any = (), named: dict[str, Any] | None = None
     ) -> Any:
         parameters = any(isinstance(each, nn.Parameter) for each in (*given, *(named or {}).values()))
         if function in _OF_THE_INPUT:
             self.names[self.inside[-1]] = None
         if function in (*_OF_THE_INPUT, F.batch_norm) and parameters:
             self.affine[self.inside[-1]] = None
-        return given[0] if given and function in _SKIPPED else function(*given, **(named or {}))
+        return super().__torch_function__(function, types, given, named)
 
 
 def norms_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> NormModules:
@@ -82,7 +82,7 @@ def norms_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> No
         for name, part in module.named_modules():
             part.register_forward_pre_hook(lambda *_, name=name: watching.inside.append(name))
             part.register_forward_hook(lambda *_: watching.inside.pop() and None)
-        with watching:
+        with _Shaping(), watching:  # type: ignore[no-untyped-call]
             module(torch.empty(1, *input_shape))
     return NormModules(tuple(watching.names), tuple(watching.affine))
 
@@ -134,16 +134,8 @@ def _run(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> tuple[
     return module, counting.products
 
 
-class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts FLOPs by torch's own formulas, as its FlopCounterMode does, which imports torch's compiler (1.3 s)."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.products: Products = {}
-        self.running: dict[str, None] = {}
-        for name, part in network.named_modules():
-            part.register_forward_pre_hook(lambda *_, name=name: self._begin(name))
-            part.register_forward_hook(lambda *_, name=name: self.running.pop(name, None))
+class _Shaping(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes shapes on the meta device by `_RESULTS`, since torch's own functions import its compiler (1.3 s)."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -154,14 +146,31 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Any, _types: Any, given: Any = (), named: dict[str, Any] | None = None
     ) -> Any:
         shaped = _RESULTS[function](*given) if function in _RESULTS and not named else None
+        if shaped is not None:
+            return shaped
+        with self:  # a composite operator has parts
+            parts = function.decompose(*given, **(named or {}))
+        return function(*given, **(named or {})) if parts is NotImplemented else parts
+
+
+class _Counting(_Shaping):
+    """Counts FLOPs by torch's own formulas, as its FlopCounterMode does."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.products: Products = {}
+        self.running: dict[str, None] = {}
+        for name, part in network.named_modules():
+            part.register_forward_pre_hook(lambda *_, name=name: self._begin(name))
+            part.register_forward_hook(lambda *_, name=name: self.running.pop(name, None))
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, given: Any = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        found = super().__torch_dispatch__(function, types, given, named)
         formula = flop_registry.get(function.overloadpacket)
         if formula is None:
-            if shaped is not None:
-                return shaped
-            with self:
-                parts = function.decompose(*given, **(named or {}))
-            return function(*given, **(named or {})) if parts is NotImplemented else parts
-        found = function(*given, **(named or {})) if shaped is None else shaped
+            return found
         flops = formula(*given, **(named or {}), out_val=found)
         for name in self.running:
             of_module = self.products[name]
@@ -185,38 +194,76 @@ def _unary(first: torch.Tensor, *_: Any) -> torch.Tensor | None:
     return first if _plain(first) else None
 
 
-def _scaled(first: torch.Tensor, _factor: Any) -> torch.Tensor | None:
-    return torch.empty_like(first) if first.is_floating_point() else None
+def _elementwise(first: Any, *second: Any) -> torch.Tensor:
+    return _broadcast((first, *second), torch.result_type(first, *(second or (first,))))
 
 
-def _binary(first: torch.Tensor, second: Any) -> torch.Tensor | None:
-    pair = [each for each in (first, second) if isinstance(each, torch.Tensor)]
-    return next((each for each in pair if _plain(each) and all(_fits(other, each) for other in pair)), None)
+def _of_floats(first: Any, *second: Any) -> torch.Tensor | None:
+    found = _elementwise(first, *second)
+    return found if found.is_floating_point() else None
 
 
-def _fits(small: torch.Tensor, large: torch.Tensor) -> bool:
-    """Return whether one tensor is broadcast to the shape of the other."""
-    sizes = zip(reversed(small.shape), reversed(large.shape), strict=False)
-    return small.dim() <= large.dim() and all(size in (1, other) for size, other in sizes)
+def _compared(first: Any, second: Any) -> torch.Tensor:
+    return _broadcast((first, second), torch.bool)
 
 
-def _mean(first: torch.Tensor, dims: Any, keep: bool = False) -> torch.Tensor | None:
-    if not _plain(first) or not dims:
+def _broadcast(operands: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor like the result of an operator that computes element by element."""
+    given = [each for each in operands if isinstance(each, torch.Tensor)]
+    tensors: Sequence[torch.Tensor] = torch.broadcast_tensors(*given)  # type: ignore[no-untyped-call]
+    shape = tensors[0].shape
+    axes = _axes_by_strides(shape, [each.stride() for each in tensors])
+    found = tensors[0].new_empty([shape[axis] for axis in axes], dtype=dtype)
+    return found.permute([axes.index(axis) for axis in range(len(axes))])
+
+
+def _axes_by_strides(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
+    """Return the axes of an elementwise result, the one with the largest stride first, as torch's TensorIterator does.
+
+    Two axes are ordered by the first operand in which neither is broadcast.
+    """
+    axes = list(range(len(shape)))[::-1]
+    for end in range(1, len(axes)):
+        at = end
+        for before in reversed(range(end)):
+            inner, outer = axes[before], axes[at]
+            pairs = ((each[inner], each[outer]) for each in strides if each[inner] and each[outer])
+            longer = max(shape[inner] - shape[outer], 0)
+            difference = next((order for a, b in pairs if (order := a - b or longer)), 0)
+            if difference > 0:
+                axes[before], axes[at], at = outer, inner, before
+            elif difference < 0:
+                break
+    return axes[::-1]
+
+
+def _reduced(first: torch.Tensor, dims: Any, keep: bool = False) -> torch.Tensor | None:
+    if not first.is_floating_point() or not dims:
         return None
     gone = {dim % first.dim() for dim in dims}
     sizes = [1 if dim in gone else size for dim, size in enumerate(first.shape) if keep or dim not in gone]
     return first.new_empty(sizes)
 
 
+def _vector_norm(first: torch.Tensor, _order: Any = 2, dims: Any = None, keep: bool = False) -> torch.Tensor | None:
+    return _reduced(first, dims, keep)
+
+
 def _joined(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor | None:
-    rank = parts[0].dim()  # of rank 4 and 5 the result may have the channels last, as its parts
-    if any(each.dim() != rank or not each.is_floating_point() for each in parts) or (rank > 3 and not _plain(*parts)):
+    rank = parts[0].dim()
+    if any((each.dim(), each.dtype) != (rank, parts[0].dtype) for each in parts):
         return None
+    if rank > 3 and any(not each.is_contiguous() and each.stride(1) == min(each.stride()) for each in parts):
+        return None  # the result may have the channels last, as its parts
     sizes, dim = list(parts[0].shape), dim % rank
     if any([*each.shape[:dim], *each.shape[dim + 1 :]] != [*sizes[:dim], *sizes[dim + 1 :]] for each in parts):
         return None
     sizes[dim] = sum(each.shape[dim] for each in parts)
     return parts[0].new_empty(sizes)
+
+
+def _stacked(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor | None:
+    return _joined([each.unsqueeze(dim) for each in parts], dim)
 
 
 def _multiplied(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor | None:
@@ -236,11 +283,16 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor, _bias: Any, *how: Any) -> 
 
 _ATEN = torch.ops.aten
 _RESULTS: dict[Any, Callable[..., torch.Tensor | None]] = {
-    **dict.fromkeys((_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.mul.Tensor, _ATEN.div.Tensor), _binary),
-    **dict.fromkeys((_ATEN.roll.default, _ATEN._softmax.default, _ATEN._safe_softmax.default), _unary),
-    _ATEN.mul.Scalar: _scaled,
-    _ATEN.mean.dim: _mean,
+    **dict.fromkeys((_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.mul.Tensor, _ATEN.mul.Scalar), _elementwise),
+    **dict.fromkeys((_ATEN.div.Tensor, _ATEN.sigmoid.default, _ATEN.tanh.default, _ATEN.sqrt.default), _of_floats),
+    **dict.fromkeys((_ATEN.log.default, _ATEN.neg.default), _of_floats),
+    **dict.fromkeys((_ATEN._softmax.default, _ATEN._safe_softmax.default), _unary),
+    _ATEN.eq.Tensor: _compared,
+    _ATEN.mean.dim: _reduced,
+    _ATEN.linalg_vector_norm.default: _vector_norm,
     _ATEN.cat.default: _joined,
+    _ATEN.stack.default: _stacked,
+    _ATEN.roll.default: lambda first, *_: _joined([first]),
     _ATEN.mm.default: _multiplied,
     _ATEN.bmm.default: _multiplied,
     _ATEN.convolution.default: _convolved,

@@ -44,7 +44,7 @@ def inspect(
     Raises:
         Refused: If the file is unsafe or damaged, has no weights, or its hash is not ``sha256``.
     """
-    found = read_hashed(Path(local_weights(checkpoint)), weights, sha256, built=False)
+    found = read_hashed(Path(local_weights(checkpoint)), weights, sha256)
     seen = _inspected(found, settings or {})
     found.require_unchanged()
     return seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import is_zipfile
@@ -49,14 +50,13 @@ def require_pinned(path: Path, wanted: str | None, found: str | None = None) -> 
     return found
 
 
-def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None, *, built: bool = True) -> Checkpoint:
+def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None) -> Checkpoint:
     """Read a checkpoint after hashing it, which runs while torch is imported, since both take seconds.
 
     Args:
         checkpoint: The file.
         weights: The set of weights to read; None chooses by rule.
         pinned: The expected hash, if there is one.
-        built: Whether a network will be built on the meta device; its first operation imports further modules.
 
     Raises:
         UsageProblem, Refused: As `require_pinned` and `repaconv.checkpoints.read_checkpoint` do.
@@ -65,7 +65,7 @@ def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None
     if _worth_hashing(checkpoint):
         stamp = stamp_of(checkpoint)
         with thread_pool(1) as pool:
-            importing = pool.submit(_import_torch, meta=built)
+            importing = pool.submit(import_module, "torch")
             sha256 = sha256_of(checkpoint)
             importing.result()  # the import must be finished before torch is used
     from repaconv.checkpoints import read_checkpoint
@@ -84,11 +84,3 @@ def _worth_hashing(checkpoint: Path) -> bool:
             return file.read(2) != b"PK" or is_zipfile(file)
     except OSError:  # reading it later reports the problem
         return False
-
-
-def _import_torch(*, meta: bool) -> None:
-    """Import torch; with ``meta`` also run an operation on the meta device, which imports further modules."""
-    import torch
-
-    if meta:
-        torch.empty(1, device="meta").mul(2)

@@ -260,13 +260,13 @@ def _accepted_contradictions(facts: tuple[Fact, ...], *, allowed: bool) -> tuple
 
 
 class _WrittenFold(NamedTuple):
-    """The written tensors, the rows of the certificate, the costs before and after, and the hash of the file."""
+    """The written tensors, the costs before and after, the rows of the certificate, and the hash of the file."""
 
     tensors: tuple[TensorInfo, ...]
-    steps: tuple[FoldStep, ...]
     training: Cost
     deploy: Cost
     norms: NormModules
+    certificate: tuple[FoldStep, ...]
     sha256: str
 
 
@@ -281,19 +281,20 @@ def _write_fold(plan: _Plan, progress: Progress) -> _WrittenFold:
         expected = backbone.deploy(trained.config).state_dict()
     shape = (trained.config.in_channels, *plan.size)
     steps: list[FoldStep] = []
-    known: list[tuple[Cost, Cost, NormModules, str]] = []
+    known: list[tuple[Cost, Cost, NormModules, tuple[FoldStep, ...], str]] = []
 
     def described(weights: Path) -> None:
         with thread_pool(1) as pool:
-            digest = pool.submit(sha256_of, weights)  # hashed while the costs are counted
+            digest = pool.submit(sha256_of, weights)  # and put on the disk, while the rest is computed
             costs = cost_of(trained.module, shape), cost_of(lambda: backbone.deploy(trained.config), shape)
             norms = norms_of(lambda: backbone.deploy(trained.config), shape)
-            known.append((*costs, norms, digest.result()))
+            rows = with_layers(plan.found, plan.method, plan.settings, trained, plan.size, steps)
+            known.append((*costs, norms, rows, digest.result()))
         plan.found.require_unchanged()
 
     parts = verified_parts(trained, plan.size, steps, progress)
     tensors = write_weights(plan.run.model, expected, parts, described)
-    return _WrittenFold(tensors, tuple(steps), *known[0])
+    return _WrittenFold(tensors, *known[0])
 
 
 def _artefact(plan: _Plan, done: _WrittenFold) -> MethodFold:
@@ -303,7 +304,7 @@ def _artefact(plan: _Plan, done: _WrittenFold) -> MethodFold:
 
     trained, model = plan.trained, plan.run.model
     forced = ["--force"] if plan.overruled else []
-    depth = count_blocks([step.module for step in done.steps])
+    depth = count_blocks([step.module for step in done.certificate])
     limits = exact_rtols(depth)
     deep = dict.fromkeys(limits, depth_reason(depth)) if depth_reason(depth) else {}
     own = dict.fromkeys(trained.tolerances, f"set by the method {plan.method.name} for this network")
@@ -335,6 +336,6 @@ def _artefact(plan: _Plan, done: _WrittenFold) -> MethodFold:
         not_folded=tuple(norms_remain(*done.norms)),
         tolerances={**limits, **trained.tolerances},
         tolerance_reasons={**deep, **own, **trained.tolerance_reasons},
-        certificate=with_layers(plan.found, plan.method, plan.settings, trained, plan.size, done.steps),
+        certificate=done.certificate,
         payload=Payload(path=model.name, sha256=done.sha256, bytes=model.stat().st_size),
     )

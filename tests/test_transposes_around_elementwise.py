@@ -87,6 +87,16 @@ def test_a_concat_of_channels_before_a_convolution():
     assert "Transpose" not in kinds([*BEGIN, *rows], folds=FOLDS)
 
 
+def test_between_transposes_after_a_norm_of_tokens_that_folds():
+    weights = {"w": RANDOM.standard_normal((6, 4)), **{name: 1 + RANDOM.random(4) for name in ("s", "t", "m", "v")}}
+    turned = {"perm": [0, 2, 1]}
+    rows = [("MatMul", "x w", "a"), ("Transpose", "a", "b", turned), ("BatchNormalization", "b s t m v", "c")]
+    rows += [("Relu", "c", "d"), ("Transpose", "d", "e", turned), ("Softmax", "e", "y", {"axis": 1})]
+    model = graph(rows, weights, {"x": ("n", "t", 6)}, ("y",), opset=17)
+    found = operators_after_folding(model, RANDOM.standard_normal((2, 5, 6)), FOLDS)
+    assert found == ["MatMul", "Add", "Relu", "Softmax"]
+
+
 def test_what_else_reads_it_reads_a_transpose():
     rows = [
         *convolution("s", "a"),

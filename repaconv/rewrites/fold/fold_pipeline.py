@@ -95,6 +95,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     GROUPED_CONVOLUTION,
     AFFINE,
     *(_followed_by_affine(fold) for fold in BEFORE_AFFINE),
+    TRANSPOSES,  # again, around operators between which there was a norm that ``affine`` has folded
     CONVOLUTION,
     RECURRENT,
     SELECTIONS_OF_CONCATS,

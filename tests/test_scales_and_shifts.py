@@ -341,6 +341,17 @@ def test_channels_are_gathered_from_a_layer_only_if_nothing_reads_all_of_it(whol
     assert ("Gather" in {node.op_type for node in model.graph}) != whole
 
 
+def test_what_is_seen_by_others_is_not_scaled_before_it_is_turned():
+    """Each of them would be turned by itself (the coordinates of RAFT at every scale)."""
+    rows = [("MatMul", "x w", "l"), ("Transpose", "l", "t", {"perm": [0, 2, 1]}), ("Sin", "t", "y")]
+    rows += [("Mul", "t f", "half"), ("Sin", "half", "z"), ("Mul", "t g", "more"), ("Sin", "more", "u")]
+    weights = {"w": normal(5, 8), "f": np.array(0.5), "g": np.array(2.0)}
+    model = read(graph(rows, weights, {"x": (2, 6, 5)}, ("y", "z", "u")))
+    normalize(model)
+    move_before_views(model)
+    assert [node.op_type for node in model.graph].count("Transpose") == 1
+
+
 RIGHT = ("Conv", "t r", "e")
 
 

@@ -173,6 +173,8 @@ def _move_constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LI
     view = view_of(x) if x is not None else None
     if x is None or given is None or view is None or view.source is x or sizes(x) != sizes(node.outputs[0]):
         return
+    if not _is_seen_once(x, view.source):  # the others would read a view of their own
+        return
     spread = _along_source_axis(given, view)
     shape = sizes(view.source)
     if spread is None or shape is None or made_by(view.source, *sources) is None:
@@ -196,10 +198,10 @@ def _move_linear(model: ir.Model, node: ir.Node) -> None:
     """
     x = node.inputs[0]
     view = view_of(x) if x is not None and made_by(x, *VIEWS) else None
-    if x is None or view is None or view.source is x or view.places or view.scale != 1 or not _is_alone(x, view.source):
+    if x is None or view is None or view.source is x or view.places or view.scale != 1:
         return
     found = _matrix(node)
-    if found is None:
+    if found is None or not is_read_once(view.source) or not _is_seen_once(x, view.source):
         return
     axis, weight, bias = found
     merged = view.merged(axis)
@@ -231,16 +233,15 @@ def _matrix(node: ir.Node) -> tuple[int, Array, Array | None] | None:
     return 1, kernel.weight.reshape(kernel.weight.shape[:2]).T, kernel.bias
 
 
-def _is_alone(value: ir.Value, source: ir.Value) -> bool:
-    """Whether a value and all values in its chain of views, including the source, are read once."""
-    while is_read_once(value):
-        if value is source:
-            return True
-        node = value.producer()
-        assert node is not None
+def _is_seen_once(value: ir.Value, source: ir.Value) -> bool:
+    """Whether a value and all values in its chain of views, up to the source, are read once."""
+    while value is not source:
+        node = value.producer() if is_read_once(value) else None
+        if node is None:
+            return False
         assert node.inputs[0] is not None
         value = node.inputs[0]
-    return False
+    return True
 
 
 def _can_absorb(source: ir.Value, weight: Array) -> bool:

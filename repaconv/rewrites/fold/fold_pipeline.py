@@ -30,6 +30,7 @@ from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pools_in_series import POOLS_IN_SERIES
 from repaconv.rewrites.fold.patch_merging import PATCH_MERGING
 from repaconv.rewrites.fold.pool_padding import POOL_PADDING
+from repaconv.rewrites.fold.prelu_operator import PRELU
 from repaconv.rewrites.fold.recombination_after_folds import FINISH
 from repaconv.rewrites.fold.reductions_in_series import IN_SERIES
 from repaconv.rewrites.fold.selections_of_concats import SELECTIONS_OF_CONCATS
@@ -85,6 +86,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     INSTANCE_NORM,
     CLIP,  # after the norms, of which flax writes max(0, variance)
     HARD_SWISH,
+    PRELU,
     TRANSPOSES,
     KEEP_SUMS,
     CONVOLUTION,

@@ -8,7 +8,7 @@ import pytest
 from test_fold_onnx import graph
 
 from repaconv.graph.canonical_form import normalize
-from repaconv.graph.models_in_onnx_ir import read, rewritten
+from repaconv.graph.models_in_onnx_ir import clean, read, rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.fold.operators_past_views import move_before_views
 from repaconv.verification.float64_graphs import ReferenceEvaluation
@@ -311,6 +311,13 @@ def test_a_resize_of_axes_from_the_end():
     assert operators(rows, weights, shape=(1, 2, 3, 4)) == ["Reshape", "Tile"]
 
 
+@pytest.mark.parametrize("length", [{"axis": 0}, {"axis": 0, "num_outputs": 1}])
+def test_a_split_into_one_part_is_nothing(length):
+    """Older PyTorch exports take the images of a batch of one apart so."""
+    rows = [CONV, ("Split", "c" if "num_outputs" in length else "c two", "z", length), *END]
+    assert operators(rows, {**norm(WIDTH), **integers(two=[2])}) == ["Conv", "Relu"]
+
+
 def test_a_reduction_keeps_axes():
     rows = [("ReduceMean", "x a", "l", {"keepdims": 0}), ("Unsqueeze", "l a", "u"), ("Mul", "x u", "y")]
     assert operators(rows, integers(a=[1])) == ["Mul", "ReduceMean"]
@@ -350,6 +357,18 @@ def test_what_is_seen_by_others_is_not_scaled_before_it_is_turned():
     normalize(model)
     move_before_views(model)
     assert [node.op_type for node in model.graph].count("Transpose") == 1
+
+
+def test_what_is_selected_of_a_view_after_no_layer_is_selected_there():
+    """The scores of each class of a detector, of which the batch has been selected before."""
+    rows = [("Softmax", "x", "p"), ("Squeeze", "p zero", "s")]
+    rows += [("Gather", f"s n{place}", f"y{place}", {"axis": 1}) for place in range(4)]
+    weights = integers(zero=[0], **{f"n{place}": place for place in range(4)})
+    model = read(graph(rows, weights, {"x": (1, 6, 4)}, tuple(f"y{place}" for place in range(4))))
+    normalize(model)
+    move_before_views(model)
+    clean(model)
+    assert sorted(node.op_type for node in model.graph) == ["Gather"] * 4 + ["Softmax", "Squeeze"]
 
 
 RIGHT = ("Conv", "t r", "e")

@@ -90,6 +90,8 @@ def _is_no_op(node: ir.Node) -> bool:
     if node.op_type == "Slice":
         forwards = input_at(node, 4) is None or _all_equal(node.inputs[4], 1)
         return forwards and (_keeps_size(node) or _selects_from_start_to_end(node))
+    if node.op_type == "Split":
+        return len(node.outputs) == 1
     if node.op_type == "Gather":
         found = selection_of(node.outputs[0])
         return found is not None and found.keeps and np.array_equal(found.places, np.arange(_length(found)))

@@ -85,6 +85,9 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
     chosen = merged.channels(factor, selected.places)
     if chosen is None:
         return
+    alone = selected.keeps or _is_seen_once(selected.value, view.source)
+    if not alone and not _follows_linear_layer(view.source):
+        return  # each of the selections would have a view of its own, and no layer could absorb it
     write, axis, shape = Writer(model, node), merged.axis_of(factor), sizes(merged.source)
     assert shape is not None
     if are_consecutive(chosen):

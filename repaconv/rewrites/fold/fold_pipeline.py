@@ -35,6 +35,7 @@ from repaconv.rewrites.fold.recombination_after_folds import FINISH
 from repaconv.rewrites.fold.reductions_in_series import IN_SERIES
 from repaconv.rewrites.fold.selections_of_concats import SELECTIONS_OF_CONCATS
 from repaconv.rewrites.fold.shared_weights import KEEP_SHARED, UNSHARE
+from repaconv.rewrites.fold.softmax_before_argmax import ARGMAX
 from repaconv.rewrites.fold.space_to_depth_convolutions import SPACE_TO_DEPTH
 from repaconv.rewrites.fold.transposes_around_elementwise import TRANSPOSES
 from repaconv.rewrites.fold.unread_channels import UNREAD_CHANNELS
@@ -87,6 +88,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     CLIP,  # after the norms, of which flax writes max(0, variance)
     HARD_SWISH,
     PRELU,
+    ARGMAX,
     TRANSPOSES,
     KEEP_SUMS,
     CONVOLUTION,

@@ -1,0 +1,59 @@
+"""argmax: the highest score is that of the highest probability; only what is nothing but the order goes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import repaconv as rc
+from repaconv.graph.models_in_onnx_ir import rewritten
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
+
+RANDOM = np.random.default_rng(0)
+SOFTMAX, ARGMAX = ("Softmax", "c", "p", {"axis": 1}), ("ArgMax", "p", "y", {"axis": 1})
+
+
+def network(*rows, outputs=("y",)):
+    """A convolution of 5 classes and what comes after it, of a dynamic batch."""
+    nodes = [helper.make_node("Conv", ["x", "k"], ["c"])]
+    nodes += [helper.make_node(kind, read.split(), [write], **named) for kind, read, write, named in rows]
+    kinds = {"y": (TensorProto.INT64, None), "p": (TensorProto.FLOAT, ["n", 5, 6, 7])}
+    kernel = numpy_helper.from_array(RANDOM.standard_normal((5, 3, 1, 1)).astype(np.float32), "k")
+    ends = [helper.make_tensor_value_info(name, *kinds[name]) for name in outputs]
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 6, 7])
+    found = helper.make_graph(nodes, "classes", [image], ends, [kernel])
+    model = helper.make_model(found, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def operators(model):
+    return [node.op_type for node in rewritten(model, FOLDS)[0].graph.node]
+
+
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize(("axis", "choice"), [(1, {"axis": 1}), (-3, {"axis": 1}), (0, {}), (None, {"axis": -1})])
+def test_the_scores_are_compared(kind, axis, choice):
+    softmax = (kind, "c", "p", {} if axis is None else {"axis": axis})
+    assert operators(network(softmax, ("ArgMax", "p", "y", choice))) == ["Conv", "ArgMax"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs"),
+    [
+        ((SOFTMAX, ("ArgMax", "p", "y", {"axis": 2})), ("y",)),
+        ((SOFTMAX, ("ArgMin", "p", "y", {"axis": 1})), ("y",)),
+        ((SOFTMAX, ARGMAX), ("y", "p")),
+        ((("Sigmoid", "c", "p", {}), ARGMAX), ("y",)),  # many large scores are rounded to one
+    ],
+    ids=["another axis", "the lowest", "also an output", "sigmoid"],
+)
+def test_what_stays(rows, outputs):
+    assert operators(network(*rows, outputs=outputs)) == ["Conv", *(row[0] for row in rows)]
+
+
+def test_a_segmentation_is_folded_and_verified():
+    onnx.save(network(SOFTMAX, ARGMAX), "classes.onnx")
+    done = rc.fold("classes.onnx")
+    assert (done.applied, done.verdict) == (("argmax",), "passed")

@@ -19,7 +19,7 @@ from repaconv.engines.onnxruntime_cpu import settings_for
 from repaconv.results import Link, Tolerance
 from repaconv.sources.onnx_graph_runner import GraphForm
 from repaconv.sources.source_of_run import source_model_of
-from repaconv.verification import float64_evaluator_check, float64_graphs
+from repaconv.verification import float64_evaluator_check, float64_graphs, graph_with_cached_outputs
 from repaconv.verification.comparison import NUMBERS_IN_CACHE, Comparison, PerNeighborhood, surely_within
 from repaconv.verification.float64_evaluator_check import NODES_AT_ONCE, differing_operators, graph_rounding
 from repaconv.verification.float64_graphs import ReferenceEvaluation
@@ -286,6 +286,27 @@ def test_of_equal_operators_on_values_of_one_range_one_stands_for_all(monkeypatc
     assert first == ["a", "b", "e", "f", "y"]  # c is like a, d is like b, and f reads far larger numbers than both
 
 
+def test_of_equal_moves_one_is_compared_and_of_moves_to_other_places_all(monkeypatch):
+    compared = []
+    right = float64_evaluator_check._gives
+    monkeypatch.setattr(
+        float64_evaluator_check, "_gives", lambda node, *given: compared.append(node.output[0]) or right(node, *given)
+    )
+    turn, other = {"perm": [0, 1, 3, 2]}, {"perm": [0, 2, 3, 1]}
+    rows = [
+        ("Conv", "x w", "a"), ("Transpose", "a", "b", turn), ("Neg", "b", "c"), ("Transpose", "c", "d", turn),
+        ("Transpose", "d", "e", other), ("Gather", "d first", "f"), ("Gather", "d second", "g"),
+        ("Gather", "d all", "h"), ("Gather", "d all", "i"),
+    ]  # fmt: skip
+    weights = {"w": KERNEL, "first": np.array([0]), "second": np.array([1]), "all": np.zeros(20, np.int64)}
+    outputs = dict.fromkeys("efghi", F)
+    model = Net(rows, weights, {"x": (F, (2, 4, 8, 8))}, outputs).model()
+    graph = Evaluated(model)
+    assert not differing_operators(model, graph.float64, images(2), images(2, seed=1))
+    assert [name for name in compared if name in "bdefg"] == [*"befg"]  # d is like b
+    assert sorted(name for name in compared if name in "hi") == [*"hhii"]  # of many indices, numbers decide
+
+
 @pytest.mark.parametrize("range_of", [lambda x: x.max() > 100, lambda x: x.max() < 0])
 def test_an_operator_that_is_wrong_for_some_values_alone_is_found_behind_a_right_one(range_of, monkeypatch):
     right = float64_graphs.own_operators
@@ -447,3 +468,19 @@ def test_outputs_without_a_right_digit_in_float32_are_verified_in_float64(tmp_pa
     links = {link.name: link for link in rc.verify(tmp_path / "out").links}
     assert (links["fold"].verdict, links["fold"].metrics.max_rel_error < 1e-12) == ("passed", True)
     assert (links["stored"].verdict, links["stored"].reason) == ("not verified", "rounding_too_large")
+
+
+@pytest.mark.parametrize(("kept", "opened"), [(2**27, 1), (0, 2)])
+def test_a_session_without_fusions_is_opened_once_unless_the_graph_is_large(kept, opened, monkeypatch):
+    monkeypatch.setattr(graph_with_cached_outputs, "KEPT_SESSION_BYTES", kept)
+    sessions, right = [], graph_with_cached_outputs.load_onnx
+    monkeypatch.setattr(
+        graph_with_cached_outputs, "load_onnx", lambda *given, **how: sessions.append(how) or right(*given, **how)
+    )
+    graph = Evaluated(net())
+    for seed in (0, 1):
+        graph.as_written(images(seed=seed))
+    assert sessions == [{"as_written": True}] * opened
+    graph.close()
+    graph.as_written(images())
+    assert len(sessions) == opened + 1

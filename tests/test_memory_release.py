@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from repaconv.core.memory_release import freed_memory_kept, release_freed_memory
+from repaconv.core.memory_release import (
+    RARE_COLLECTIONS,
+    freed_memory_kept,
+    rare_garbage_collection,
+    release_freed_memory,
+)
 
 
 def resident() -> int:
@@ -31,3 +37,15 @@ def test_freed_memory_is_kept_within_and_returned_after():
 def test_an_error_is_raised_as_it_is():
     with pytest.raises(ValueError, match="none"), freed_memory_kept():
         raise ValueError("none")
+
+
+@pytest.mark.parametrize("usual", [(700, 10, 10), (0, 10, 10)])
+def test_collections_are_rare_within_and_as_before_after_it(usual):
+    before = gc.get_threshold()
+    gc.set_threshold(*usual)
+    try:
+        with rare_garbage_collection():
+            assert gc.get_threshold() == (RARE_COLLECTIONS if usual[0] else usual)  # 0: there are none
+        assert gc.get_threshold() == usual
+    finally:
+        gc.set_threshold(*before)

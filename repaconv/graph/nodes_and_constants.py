@@ -132,7 +132,7 @@ def has_subgraphs(node: ir.Node) -> bool:
     import onnx_ir as ir
 
     kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return any(entry.type in kinds for entry in node.attributes.values())
+    return bool(node.attributes) and any(entry.type in kinds for entry in node.attributes.values())
 
 
 def attributes_key(node: ir.Node) -> tuple[tuple[str, str], ...]:

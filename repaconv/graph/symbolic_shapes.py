@@ -149,7 +149,7 @@ def is_dynamic(size: Size) -> bool:
 
 def rank_of(value: ir.Value | None) -> int:
     """Return the rank of a value; 0 also if unknown."""
-    return len(sizes(value) or ())
+    return 0 if value is None or value.shape is None else len(value.shape)
 
 
 def as_numbers(shape: Iterable[Size]) -> list[int] | None:
@@ -221,10 +221,14 @@ def sizes(value: ir.Value | None) -> Sizes | None:
     dims = value.shape.dims
     if {*map(type, dims)} <= {int}:  # almost all, and this is called a hundred thousand times
         return cast("Sizes", dims)
-    return tuple(
-        dim if isinstance(dim, int) else parse_size(dim.value) if dim.value else SymbolicSize((f"?{id(value)}.{axis}",))
-        for axis, dim in enumerate(dims)
-    )
+    found: list[Size] = []
+    for axis, dim in enumerate(dims):
+        if isinstance(dim, int):
+            found.append(dim)
+        else:
+            name = dim.value
+            found.append(parse_size(name) if name else SymbolicSize((f"?{id(value)}.{axis}",)))
+    return tuple(found)
 
 
 def set_shape(value: ir.Value, shape: Iterable[Size] | None, like: ir.Value | None = None) -> None:

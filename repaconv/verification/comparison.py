@@ -286,14 +286,14 @@ def _beyond(found: Array, right: Array, relative: float, least: float) -> Array:
     A part of the numbers is compared at a time, so that intermediate arrays stay in the cache.
     """
     beyond = []
+    share, floor = np.float32(SURE_SHARE * relative), np.float32(SURE_SHARE * least)
     for begin in range(0, len(right), NUMBERS_IN_CACHE):
         here = right[begin : begin + NUMBERS_IN_CACHE].astype(np.float32)
-        error = np.abs(found[begin : begin + NUMBERS_IN_CACHE] - here)
+        error = found[begin : begin + NUMBERS_IN_CACHE] - here
+        np.abs(error, out=error)
         limit = np.abs(here, out=here)
-        limit *= np.float32(relative)
-        np.maximum(limit, np.float32(least), out=limit)
-        limit *= SURE_SHARE
-        within = error <= limit
+        limit *= share
+        within = error <= np.maximum(limit, floor, out=limit)
         if not within.all():
             beyond.append(np.flatnonzero(~within) + begin)
     return np.concatenate(beyond) if beyond else np.zeros(0, np.intp)

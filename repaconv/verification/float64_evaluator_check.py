@@ -23,7 +23,7 @@ from repaconv.engines.contract import Feeds, Session
 from repaconv.graph.onnx_files import names_read
 from repaconv.results import Tolerance
 from repaconv.verification.comparison import Comparison, PerNeighborhood, surely_within
-from repaconv.verification.float64_graphs import Float64, ReferenceEvaluation, wide
+from repaconv.verification.float64_graphs import PARAMETER_ENTRIES, Float64, ReferenceEvaluation, wide
 from repaconv.verification.graph_with_cached_outputs import Evaluated, key_of
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.onnx_model_loading import loaded
@@ -143,10 +143,10 @@ class _Inference:
         runtime, reference, between = self._runtime, self._runtime.reference, self._between
         values = self._values = self._values | runtime.pieces[place].run(self._feeds, self._values)
         known = {**self._feeds, **values}
-        for node in runtime.compared[place]:
+        for node, names in runtime.compared[place]:
             found = {name: values[name] for name in node.output if name in values}
-            read = {name: known[name] for name in names_read(node.onnx_node) if name in known}
-            if node.op_type in MOVES and found and _gives(node, reference, read | between, found):
+            read = {name: known[name] for name in names if name in known}
+            if node.op_type in MOVES and found and runtime.moves_alike(node, read | between, found):
                 continue
             made = runtime.made.issuperset(name for name in node.output if name)
             kind = reference.kind_of(node, read | between) if made and found and _are_reals(found) else None
@@ -172,7 +172,8 @@ class _RuntimeValues:
         reference: The graph's evaluator in float64.
         made: Names of the values that the graph's nodes compute.
         pieces: The pieces in order.
-        compared: For each piece, the evaluator's nodes whose inputs and outputs are all known after it.
+        compared: For each piece, the evaluator's nodes whose inputs and outputs are all known after it, each with the
+            names of what it reads.
         later: For each piece, the values that are read after it.
         agreed: Kinds of nodes that were found to agree.
     """
@@ -183,22 +184,36 @@ class _RuntimeValues:
         self.made = {name for node in nodes for name in node.output if name}
         cut = _cut(model.graph)
         at = {name: place for place, piece in enumerate(cut) for node in piece for name in node.output}
-        self.compared: list[list[Any]] = [[] for _ in cut]
-        place = 0
+        self.compared: list[list[tuple[Any, tuple[str, ...]]]] = [[] for _ in cut]
+        place, shown = 0, set(reference.outputs)
         for node in reference.nodes:  # with the first piece after which all its inputs and outputs are known
-            place = max([place, *(at.get(name, 0) for name in (*names_read(node.onnx_node), *node.output))])
-            self.compared[place].append(node)
-        shown = {name for node in reference.nodes for name in names_read(node.onnx_node)} | set(reference.outputs)
+            read, written = tuple(names_read(node.onnx_node)), node.output
+            place = max([place, *(at.get(name, 0) for name in (*read, *written))])
+            self.compared[place].append((node, read))
+            shown.update(read)
         later: set[str] = set()
         self.later, self.pieces = list[set[str]](), list[_Piece]()
         for nodes, compared in zip(cut[::-1], self.compared[::-1], strict=True):
             self.later.append(later)
             gives = {name for node in nodes for name in node.output} & (shown | later) & self.made
             self.pieces.append(_Piece(model, nodes, gives))
-            later = later.union(*({*names_read(node)} for node in nodes))
-            later = later.union(*({*names_read(node.onnx_node), *node.output} for node in compared))
+            later = later.union(*(names_read(node) for node in nodes))
+            later = later.union(*((*read, *node.output) for node, read in compared))
         self.later.reverse()
         self.pieces.reverse()
+
+    def moves_alike(self, node: Any, held: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+        """Whether the evaluator moves numbers exactly as ONNX Runtime does; one node is compared for all of its kind.
+
+        Where numbers go to does not depend on them.
+        """
+        kind = _move(node, self.reference.inputs_of(node, held), found)
+        if kind is not None and kind in self.agreed:
+            return True
+        agrees = _gives(node, self.reference, held, found)
+        if agrees and kind is not None:
+            self.agreed.add(kind)
+        return agrees
 
 
 def _cut(graph: onnx.GraphProto) -> list[list[onnx.NodeProto]]:
@@ -286,6 +301,26 @@ def _wide(value: Any) -> Any:
 
 def _array(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _move(node: Any, given: Mapping[str, Any], found: Mapping[str, Any]) -> Any:
+    """Return a key that is equal for nodes that move numbers alike; None if values that say where to are many.
+
+    Args:
+        node: One of the operators in `MOVES`.
+        given: Its inputs by name.
+        found: Its outputs by name.
+    """
+    inputs = [given.get(name) for name in node.input]
+    places = [] if node.op_type == "Concat" else [each for each in inputs[1:] if isinstance(each, np.ndarray)]
+    if not all(isinstance(each, np.ndarray) for each in (*given.values(), *found.values())):
+        return None
+    if any(each.size > PARAMETER_ENTRIES for each in places):
+        return None
+    attributes = sorted(entry.SerializeToString() for entry in node.onnx_node.attribute)
+    shapes = tuple(None if each is None else (each.dtype, each.shape) for each in (*inputs, *found.values()))
+    numbers = tuple(each.tobytes() for each in places)
+    return node.onnx_node.domain, node.op_type, tuple(attributes), shapes, numbers
 
 
 def _are_reals(found: Mapping[str, Any]) -> bool:

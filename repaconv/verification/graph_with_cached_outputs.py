@@ -70,8 +70,10 @@ class Evaluated:
         return load_onnx(self.model)
 
     def close(self) -> None:
-        """Release the session, which is as large as the weights; cached outputs are kept, and it reopens on demand."""
-        if self.__dict__.pop("session", None) is not None:
+        """Release its sessions, each as large as the weights; cached outputs are kept, and they reopen on demand."""
+        opened = [self.__dict__.pop(name, None) for name in ("session", "_session_without_fusions")]
+        if any(session is not None for session in opened):
+            del opened[:]
             release_freed_memory()
 
     @cached_property
@@ -119,7 +121,14 @@ class Evaluated:
 
     def as_written(self, feeds: Feeds) -> dict[str, Any]:
         """Run the graph under ONNX Runtime without fusions."""
-        return dict(load_onnx(self.model, as_written=True).run(feeds))
+        session = self._session_without_fusions
+        if not self.may_stay_open:
+            del self._session_without_fusions
+        return dict(session.run(feeds))
+
+    @cached_property
+    def _session_without_fusions(self) -> Session:
+        return load_onnx(self.model, as_written=True)
 
     @cached_property
     def float64(self) -> Float64:

@@ -13,6 +13,7 @@ from repaconv.core.change_guard import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.file_replacement import write_payload
 from repaconv.core.files import lock_folder, payload_of, sha256_of
+from repaconv.core.memory_release import rare_garbage_collection
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.graph_without_weights import write_model
 from repaconv.graph.onnx_files import opset_of
@@ -45,6 +46,7 @@ ANY_SIZE = (224, 224)
 """Image size (height, width) that is assumed before the graph is run."""
 
 
+@rare_garbage_collection()
 def fold_onnx_by(
     options: FoldOptions, path: str | Path, *, overrule: bool | None = None, progress: Progress = silent
 ) -> GraphFold:

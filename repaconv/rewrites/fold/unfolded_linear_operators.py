@@ -15,7 +15,7 @@ import numpy as np
 from repaconv.algebra.convolution_kernels import composed_size, is_zero_outside
 from repaconv.graph import activation_patterns
 from repaconv.graph.channel_axes import IMAGE, LAST, scale_and_shift
-from repaconv.graph.nodes_and_constants import attribute, constant, is_constant, made_by
+from repaconv.graph.nodes_and_constants import attribute, constant, is_constant, made_by, shape_of_constant
 from repaconv.graph.operator_facts import IMAGE_NORMS, MOVES, ROW_NORMS
 from repaconv.graph.symbolic_shapes import sizes
 from repaconv.rewrites.fold.fold_barriers import values_of_rounding_sums
@@ -38,13 +38,13 @@ class LinearNode(NamedTuple):
     Attributes:
         node: The ONNX node.
         data: The input in which it is linear.
-        weight: The weight of a product or convolution; None for a scale or shift.
+        weight: The shape of the weight of a product or convolution; None for a scale or shift.
         shifts: Whether it adds a constant.
     """
 
     node: ir.Node
     data: ir.Value
-    weight: np.ndarray | None
+    weight: tuple[int, ...] | None
     shifts: bool
 
     @property
@@ -55,7 +55,7 @@ class LinearNode(NamedTuple):
     @property
     def has_spatial_kernel(self) -> bool:
         """Whether it is a convolution with a kernel larger than 1x1."""
-        return self.weight is not None and self.weight.ndim > 2 and set(self.weight.shape[2:]) != {1}
+        return self.weight is not None and not {*self.weight[2:]} <= {1}
 
     @property
     def is_padded(self) -> bool:
@@ -129,13 +129,15 @@ def linear(node: ir.Node) -> LinearNode | None:
     """
     if node.domain or not node.inputs or node.inputs[0] is None:
         return None
-    numbers = [constant(value) for value in node.inputs]
-    if node.op_type in ("Conv", "ConvTranspose", "Gemm") and numbers[0] is None and numbers[1] is not None:
-        return LinearNode(node, node.inputs[0], numbers[1], len(numbers) > 2)
+    if node.op_type in ("Conv", "ConvTranspose", "Gemm"):
+        weight = shape_of_constant(node.inputs[1])
+        if weight is not None and not is_constant(node.inputs[0]):
+            return LinearNode(node, node.inputs[0], weight, len(node.inputs) > 2)
     if node.op_type == "MatMul":
-        for x, given in zip(node.inputs, numbers[::-1], strict=True):
-            if x is not None and not is_constant(x) and given is not None and given.ndim == 2:
-                return LinearNode(node, x, given, False)
+        for x, other in zip(node.inputs, node.inputs[::-1], strict=True):
+            weight = shape_of_constant(other)
+            if x is not None and not is_constant(x) and weight is not None and len(weight) == 2:
+                return LinearNode(node, x, weight, False)
         return None
     found = scale_and_shift(node, LAST) or scale_and_shift(node, IMAGE)
     return LinearNode(node, found.x, None, found.shift is not None) if found is not None else None

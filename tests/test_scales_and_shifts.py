@@ -451,9 +451,9 @@ def test_a_layer_without_a_bias_gets_one():
 
 
 def test_a_slice_with_two_shifts_keeps_them():
-    """What is read as s and as 1 + s is not moved into the layer, which is not split either."""
+    """What is read as s and as 1 + s is not moved into the layer, which is not split either, and becomes a Gemm."""
     rows = [("Unsqueeze", "scale axis", "s2"), ("Mul", "t s2", "u"), ("Add", "u gate2", "y")]
-    modulated(rows, [1, 0, 1, 4])
+    modulated(rows, [0, 1, 1, 3])
 
 
 # --- Layers on both sides of a view that keeps the channels of every token together.

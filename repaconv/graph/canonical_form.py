@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 NORMALIZED_KEY = "repaconv.normal"
 """Metadata key: the nodes after the last `normalize`, to skip a graph that has not changed."""
+NODES_KEY = "repaconv.nodes"
+"""Metadata key: the number of nodes before the first `normalize`."""
 LAST_AXES_KEY = "repaconv.last"
 """Metadata key: whether the original graph has a Transpose of the last two axes only."""
 
@@ -43,6 +45,7 @@ def normalize(model: ir.Model) -> None:
     """Bring the graph into canonical form, in place. Its function stays the same."""
     if model.meta.get(NORMALIZED_KEY) == _node_names(model):
         return  # unchanged since the last call
+    model.meta.setdefault(NODES_KEY, len(model.graph))
     model.meta.setdefault(LAST_AXES_KEY, any(map(_is_last, nodes_of(model, "Transpose"))))
     fold_shapes(model)
     for node in nodes_of(model, *_WINDOWS):

@@ -77,6 +77,8 @@ def rewrite(
     """Apply rewrites to a model that was read, in place; ``completed`` completes the changes of each."""
     changes: list[Change] = []
     for each in rewrites:
+        if each.alone and changes:
+            continue
         newer = each.opset > model.graph.opset_imports.get("", 0)
         made = list(each.apply(model)) if not newer or can_be_raised(model, each.opset) else []
         if made:

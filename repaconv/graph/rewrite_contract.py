@@ -28,6 +28,7 @@ class Rewrite:
             intermediate values cannot be compared with another preset.
         order: Its position in a preset that the tuner composes: a rewrite comes after those whose output it matches.
         fp32_only: Whether no graph in lower precision uses it, since it would lose more there than what it replaces.
+        alone: Whether it is left out if an earlier rewrite changed the graph.
     """
 
     name: str
@@ -37,3 +38,4 @@ class Rewrite:
     order: int = 50
     keeps: bool = False
     fp32_only: bool = False
+    alone: bool = False

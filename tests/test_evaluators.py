@@ -15,7 +15,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from repaconv.verification.float64_graphs import ReferenceEvaluation
-from repaconv.verification.float64_operators import error_function
+from repaconv.verification.float64_operators import _read_pixels, error_function
 
 RANDOM = np.random.default_rng(0)
 IMAGE = (2, 4, 13, 11)
@@ -124,6 +124,13 @@ case("LayerNormalization", normal(11), normal(11))
 case("LpNormalization", axis=1)
 case("GatherElements", RANDOM.integers(-13, 13, (2, 3, 70, 5)), axis=2)
 case("Scatter", RANDOM.integers(0, 13, (2, 4, 3, 5)), normal(2, 4, 3, 5), opset=10, axis=2)
+# apart from the others' random numbers, of which some cases fit their tolerances
+SCATTERED = np.random.default_rng(1)
+for reduction, axis in product(("none", "add", "mul", "max", "min"), (0, -2, 3)):
+    places = np.stack([SCATTERED.permutation(IMAGE[axis])[:2] for _ in range(24)]).reshape(2, 3, 4, 2)
+    places = np.moveaxis(places[: IMAGE[0] if axis else None], -1, axis)
+    case("ScatterElements", places - IMAGE[axis] * (reduction == "add"),
+         SCATTERED.standard_normal(places.shape).astype(np.float32), axis=axis, reduction=reduction)  # fmt: skip
 case("GatherND", RANDOM.integers(0, 4, (2, 3, 1)), batch_dims=1)
 case("DepthToSpace", blocksize=2, mode="CRD")
 for kind, opset, axis in product(("Softmax", "LogSoftmax", "Hardmax"), (11, 13), (1, 2, -1)):
@@ -152,6 +159,26 @@ def test_transposed_convolutions_of_all_axes_are_onnx_runtimes(axes, monkeypatch
     monkeypatch.setattr(ConvTranspose, "_run", onnx_own)
     how = {"strides": [2, 1, 2][:axes], "output_padding": [1, 0, 1][:axes], "dilations": [1, 2, 1][:axes]}
     require_equal("ConvTranspose", (2, 4, *(5, 4, 3)[:axes]), [normal(4, 3, *(3, 2, 3)[:axes])], how)
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+def test_elements_are_scattered_as_in_onnx_runtime_many_to_one_place(reduction, monkeypatch):
+    """onnx's own loop over single numbers: of the masks of Keypoint R-CNN it takes seconds."""
+    from onnx.reference.ops.op_scatter_elements import ScatterElements
+
+    monkeypatch.setattr(ScatterElements, "_run", onnx_own)
+    places = RANDOM.integers(-5, 5, (3, 7)) if reduction != "none" else np.array([[4, -5, 1], [0, 3, -3]])
+    require_equal("ScatterElements", (4, 5), [places[:, :5], normal(*places[:, :5].shape)], {
+        "axis": 1, "reduction": reduction,
+    })  # fmt: skip
+
+
+def test_of_an_image_only_the_pixels_that_have_a_weight_are_read():
+    weights = np.zeros((2, 9))
+    assert _read_pixels(weights)[1].shape == (2, 0)
+    weights[0, 3], weights[1, 5] = 1, 2
+    read, found = _read_pixels(weights)
+    assert (read, found.tolist()) == (slice(3, 6), [[1, 0, 0], [0, 0, 2]])
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])

@@ -165,9 +165,12 @@ def _pad_operator() -> Any:
     return Pad
 
 
+SCATTERED_BY = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+"""What joins a value and one that is scattered to its place, by ONNX's name."""
+
+
 def _index_operators() -> list[Any]:
     from onnx.reference.op_run import OpRun
-    from onnx.reference.ops.op_scatter_elements import ScatterElements
 
     class GatherND(OpRun):  # type: ignore[misc]
         """GatherND, vectorized; onnx's own loops over single elements."""
@@ -187,7 +190,19 @@ def _index_operators() -> list[Any]:
             places = np.where(indices < 0, indices + x.shape[axis], indices)
             return (np.take_along_axis(x[others], places, axis),)
 
-    class Scatter(ScatterElements):  # type: ignore[misc]
+    class ScatterElements(OpRun):  # type: ignore[misc]
+        """ScatterElements, vectorized; onnx's own loops over single elements."""
+
+        def _run(self, x: Any, indices: Any, updates: Any, axis: Any = None, reduction: Any = None) -> Any:
+            found, places = x.copy(), [*np.indices(indices.shape, sparse=True)]
+            places[axis or 0] = indices
+            if (reduction or "none") == "none":
+                found[tuple(places)] = updates
+            else:
+                SCATTERED_BY[reduction].at(found, tuple(places), updates)
+            return (found,)
+
+    class Scatter(ScatterElements):
         """ScatterElements, by its name in opsets 9 and 10, which onnx's own lacks."""
 
     class OneHot(OpRun):  # type: ignore[misc]
@@ -198,7 +213,7 @@ def _index_operators() -> list[Any]:
             hot = np.where(indices < 0, indices + len(places), indices)[..., None] == places
             return (np.moveaxis(np.where(hot, values[1], values[0]), -1, axis),)
 
-    return [GatherND, GatherElements, Scatter, OneHot]
+    return [GatherND, GatherElements, ScatterElements, Scatter, OneHot]
 
 
 def _loop_operator() -> Any:
@@ -506,7 +521,7 @@ def _roi_align_operator() -> Any:
         """RoiAlign that averages, one box at a time; onnx's own loops over single numbers, for minutes.
 
         The mean over the samples of a cell is a product of three matrices, since their weights are products of a
-        vertical and a horizontal weight.
+        vertical and a horizontal weight. Pixels outside of the box have no weight, and are not read.
         """
 
         def _run(self, x: Any, rois: Any, batches: Any, **how: Any) -> Any:
@@ -523,7 +538,8 @@ def _roi_align_operator() -> Any:
                     _means_of_samples(start, length if half else max(length, 1.0), count, size, how["sampling_ratio"])
                     for (start, length), count, size in zip(sides, cells, x.shape[2:], strict=True)
                 )
-                found[number] = rows @ x[batches[number]] @ columns.T
+                (vertical, rows), (horizontal, columns) = map(_read_pixels, (rows, columns))
+                found[number] = rows @ x[batches[number]][:, vertical, horizontal] @ columns.T
             return (found,)
 
     return RoiAlign
@@ -551,6 +567,13 @@ def _means_of_samples(start: float, length: float, cells: int, size: int, sample
     np.add.at(weights, (cell, low), (1 - (at - low)) / count)
     np.add.at(weights, (cell, np.minimum(low + 1, size - 1)), (at - low) / count)
     return weights
+
+
+def _read_pixels(weights: NDArray[Any]) -> tuple[slice, NDArray[Any]]:
+    """Return the range of the pixels that have a weight, and the weights [cells, pixels] of these."""
+    places = np.flatnonzero(weights.any(0))
+    read = slice(places[0], places[-1] + 1) if places.size else slice(0)
+    return read, weights[:, read]
 
 
 def _resized_alike(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.graph.models_in_onnx_ir import clean
-from repaconv.graph.nodes_and_constants import attribute, made_by, nodes_of, only_reader
+from repaconv.graph.nodes_and_constants import attribute, is_read_once, made_by, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of
 from repaconv.results import Change
@@ -28,7 +28,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
     """
     for node in nodes_of(model, "ArgMax"):
         softmax = made_by(node.inputs[0], "Softmax", "LogSoftmax")
-        if softmax is None or only_reader(softmax.outputs[0]) is not node:
+        if softmax is None or not is_read_once(softmax.outputs[0]):
             continue
         rank = rank_of(softmax.outputs[0])
         if not rank or int(attribute(node, "axis", 0)) % rank != int(attribute(softmax, "axis", -1)) % rank:

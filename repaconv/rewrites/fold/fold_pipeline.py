@@ -36,6 +36,7 @@ from repaconv.rewrites.fold.reductions_in_series import IN_SERIES
 from repaconv.rewrites.fold.selections_of_concats import SELECTIONS_OF_CONCATS
 from repaconv.rewrites.fold.shared_weights import KEEP_SHARED, UNSHARE
 from repaconv.rewrites.fold.shorter_views_and_equal_nodes import FEWER_NODES
+from repaconv.rewrites.fold.slices_in_series import SLICES
 from repaconv.rewrites.fold.softmax_before_argmax import ARGMAX
 from repaconv.rewrites.fold.space_to_depth_convolutions import SPACE_TO_DEPTH
 from repaconv.rewrites.fold.transposes_around_elementwise import TRANSPOSES
@@ -113,6 +114,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     BATCH_NORM,
     RELEASE,
     FINISH,
+    SLICES,  # of what has not become a Split
     RELEASE_SUMS,
     FEWER_NODES,
 )

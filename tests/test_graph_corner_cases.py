@@ -182,6 +182,21 @@ def test_what_an_operator_makes_of_a_constant_is_what_the_runtime_makes_of_it(te
     folded(model, {"x": normal(1, 4, 1, 1)})
 
 
+@pytest.mark.parametrize(
+    ("kind", "there", "back", "stays"),
+    [
+        *[("float16", 1, 10, 0), ("float", 11, 1, 0), ("int32", 7, 6, 0), ("bool", 1, 9, 0)],
+        *[("float", 10, 1, 2), ("int32", 1, 6, 2), ("int64", 11, 7, 2), ("float16", 1, 11, 2)],
+    ],
+)
+def test_casts_to_a_type_that_has_all_numbers_and_back(kind, there, back, stays):
+    """Converters to FP16 leave such pairs."""
+    text = f"({kind}[2, 3] x) => (y) {{ a = Cast <to = {there}> (x) b = Cast <to = {back}> (a) y = Reshape(b, s) }}"
+    model = model_of(text, s=np.array([3, 2]))
+    model.graph.output[0].type.tensor_type.elem_type = back
+    assert operators(folded(model)) == ["Cast"] * stays + ["Reshape"]
+
+
 # --- inputs and outputs
 
 

@@ -1,5 +1,5 @@
-"""Remove nodes whose output is their input: Casts to the same type, selections of everything, sums with zeros, products
-with ones, masks that hide nothing, assignments to everything, pools and reductions of single numbers.
+"""Remove nodes whose output is their input: Casts to the same type and back, selections of everything, sums with zeros,
+products with ones, masks that hide nothing, assignments to everything, pools and reductions of single numbers.
 
 So is the guard that PyTorch's exporter writes after the softmax of attention, Where(IsNaN(p), 0, p), unless a mask may
 hide all keys of a query. A product counts as finite; if it overflows, p is NaN, as it is if the guard is not exported.
@@ -63,6 +63,12 @@ def _unchanged_input(node: ir.Node) -> ir.Value | None:
         others = zip(node.inputs, node.inputs[::-1] if commutes else node.inputs[1:], strict=False)
         number = _NEUTRAL[node.op_type]
         return next((x for x, other in others if _has_shape_of_output(x, node) and _all_equal(other, number)), None)
+    if (
+        node.op_type == "Cast"
+        and (before := made_by(node.inputs[0], "Cast")) is not None
+        and _is_cast_back(before, node)
+    ):
+        return before.inputs[0]
     if node.op_type == "ScatterND":
         return node.inputs[2] if _has_shape_of_output(node.inputs[2], node) and assigns_all(node) else None
     if node.op_type == "Where" and (chosen := constant(node.inputs[0])) is not None:
@@ -73,6 +79,23 @@ def _unchanged_input(node: ir.Node) -> ir.Value | None:
         guards = test is not None and test.inputs[0] is x and _has_shape_of_output(x, node)
         return x if guards and _is_softmax_of_finite_scores(x) else None
     return node.inputs[0] if _is_no_op(node) else None
+
+
+_HELD_BY = {
+    "BOOL": ("INT32", "INT64", "FLOAT16", "FLOAT", "DOUBLE"),
+    "INT32": ("INT64", "DOUBLE"),
+    **dict.fromkeys(("FLOAT16", "BFLOAT16"), ("FLOAT", "DOUBLE")),
+    "FLOAT": ("DOUBLE",),
+}
+"""Types that have every number of a type."""
+
+
+def _is_cast_back(first: ir.Node, second: ir.Node) -> bool:
+    """Whether the second of two Casts gives what the first one reads: converters to FP16 write such pairs."""
+    given, between = (value.dtype if value is not None else None for value in (first.inputs[0], first.outputs[0]))
+    if given is None or between is None or int(given) != attribute(second, "to", None):
+        return False
+    return between.name in _HELD_BY.get(given.name, ())
 
 
 def _is_no_op(node: ir.Node) -> bool:

@@ -494,6 +494,11 @@ def image_net(rows, **weights) -> str:
             [("Conv", "x square", "a"), ("Relu", "a", "r"), ("Conv", "a square", "b"), ("Add", "r b", "y")],
             "in a row, since the value between them is also read by Relu: b after a",
         ),
+        (
+            [("Conv", "x square", "a"), ("Sin", "x", "s"), ("Add", "a s", "d"), ("Conv", "d wide", "b"),
+             ("Relu", "b", "y")],
+            "in a row, since between them is Add: b after a",
+        ),
         ([("Conv", "x wide", "a"), ("Relu", "a", "b"), ("Conv", "b wide", "y")], ""),
     ],
 )  # fmt: skip
@@ -502,6 +507,14 @@ def test_what_still_stands_behind_or_beside_another_is_told(rows, why):
               "back": (4, 1, 1, 1), "square": (4, 4, 1, 1)}  # fmt: skip
     told = image_net(rows, **{name: normal(*shape) for name, shape in shapes.items()}, **norm(4))
     assert told.replace("linear operators ", "", 1) == why
+
+
+def test_a_layer_whose_bias_differs_by_row_is_told_as_out_of_reach():
+    rows = [("Gemm", "x k c", "a"), ("Gemm", "a l", "b"), ("Relu", "b", "y")]
+    weights = {"k": normal(6, 6), "c": normal(4, 1), "l": normal(6, 3)}
+    onnx.save(net_of(rows, weights, {"x": (F, (4, 6))}, {"y": F}), "net.onnx")
+    told = "linear operators in a row, since no rule of the fold reaches them: b after a"
+    assert rc.fold("net.onnx").not_folded == (told,)
 
 
 def test_nodes_without_names_get_names_of_their_own():

@@ -217,10 +217,9 @@ def _average(value: ir.Value) -> LinearNode | None:
 def _why_not_composed(before: LinearNode, one: LinearNode, path: list[ir.Value], rounding: set[ir.Value]) -> str:
     if any(value.is_graph_output() for value in path):
         return "what is between them is an output of the graph"
-    others = sorted(
-        {user.op_type for value in path for user, _ in value.uses() if linear(user) is None} - {*_THROUGH, "Concat"}
-    )
     between = [value.producer() for value in path]
+    readers = [user for value in path for user, _ in value.uses() if linear(user) is None and user not in between]
+    others = sorted({user.op_type for user in readers} - {*_THROUGH, "Concat"})
     kinds = sorted({node.op_type for node in between if node is not None and linear(node) is None})
     if not rounding.isdisjoint(path):
         return "a sum rounds on purpose there: a large constant is added, and subtracted again"
@@ -235,7 +234,10 @@ def _why_not_composed(before: LinearNode, one: LinearNode, path: list[ir.Value],
             if len(path[-1].uses()) > 1:
                 return "several read the first"
             return BORDER if _is_bound_by_border(before, one) else "one for both would cost more"
-        return "one for both would cost more" if _costs_more(before, one) else "several read the first"
+        if _costs_more(before, one):
+            return "one for both would cost more"
+        if any(len(value.uses()) > 1 for value in path):
+            return "several read the first"
     return "no rule of the fold reaches them"
 
 

@@ -52,15 +52,18 @@ def riformer(weights, images, *, per_pixel=False, eps=1e-5):
     return x.mean((2, 3)) @ w["head.fc.weight"].T + w["head.fc.bias"]
 
 
-def repconv(weights, images, *, eps=1e-5):
-    """RepVGG's and MobileOne's official keys, float64 throughout; logits, or pooled features without a head."""
+def repconv(weights, images, *, eps=1e-5, squeezed_last=False):
+    """RepVGG's and MobileOne's official keys, float64 throughout; logits, or pooled features without a head.
+
+    A block with ``bn`` is QARepVGG's. ``squeezed_last``: squeeze-and-excitation follows the ReLU, as in RepVGGplus.
+    """
     w = {name: np.asarray(value, dtype=np.float64) for name, value in weights.items()}
     names = {name[: name.index(".rbr_")] for name in w if ".rbr_" in name}
     x = images.astype(np.float64)
     for name in sorted(names, key=lambda name: [int(n) for n in name.removeprefix("stage").split(".")]):
         b = {k.removeprefix(f"{name}."): v for k, v in w.items() if k.startswith(f"{name}.")}
         skip = "rbr_identity." if "rbr_identity.weight" in b else "rbr_skip."
-        stride = 2 if name[-2:] == ".0" or name == "stage0" else 1
+        stride = 2 if (name[-2:] == ".0" or name == "stage0") and f"{skip}weight" not in b else 1
         total = 0.0
         for key in b:
             if key.endswith(".conv.weight"):
@@ -69,6 +72,12 @@ def repconv(weights, images, *, eps=1e-5):
                 total = total + batchnorm(y, b, key.replace("conv.weight", "bn."), eps)
         if f"{skip}weight" in b:
             total = total + batchnorm(x, b, skip, eps)
+        if "bn.weight" in b:
+            single = b["rbr_1x1.weight"]
+            total = total + conv(x, single, np.zeros(len(single)), stride, 0, x.shape[1] // single.shape[1])
+            total = total + x if stride == 1 and x.shape[1] == len(single) else total
+            total = batchnorm(total, b, "bn.", eps)
+        total = np.maximum(total, 0) if squeezed_last else total
         if any(key.startswith("se.") for key in b):
             first, last = ("se.down.", "se.up.") if "se.down.weight" in b else ("se.reduce.", "se.expand.")
             s = total.mean((2, 3))

@@ -258,6 +258,59 @@ def test_a_pickled_module_folds_with_its_own_settings():
     assert links(rc.verify(inputs="pair.npz"))["recorded"] <= 1e-12
 
 
+def as_qarepvgg(weights):
+    """The same kernels in QARepVGG's blocks: one BatchNorm of the dense branch and one of the sum."""
+    made = {}
+    for name, value in without(weights, "rbr_1x1.bn", "rbr_identity").items():
+        made[name.replace("rbr_1x1.conv.weight", "rbr_1x1.weight")] = value
+        if ".rbr_dense.bn." in name:
+            made[name.replace("rbr_dense.", "")] = value.flip(0) if value.ndim else value
+    return made
+
+
+def test_a_qarepvgg_has_one_norm_of_the_sum():
+    weights = as_qarepvgg(METHOD.example(repvgg((2, 3, 2, 1), EIGHTH, 2, classes=5), seed=6))
+    folded = rc.fold(save(weights))
+    assert max(step.max_rel_error for step in folded.certificate) <= 1e-12
+    found = links(rc.verify(inputs=record(weights)))
+    assert max(found["recorded"], found["fold"]) <= 1e-12
+    assert {name.split(".")[-2] for name in load_file(folded.output_files[0])} == {"rbr_reparam", "linear"}
+
+
+def test_a_repvggplus_folds_without_its_auxiliary_heads():
+    wide = repvgg((2, 2, 2, 1), EIGHTH, squeeze=True, classes=5).config.stages
+    stages = (*wide[:4], wide[3][1:], wide[4])  # stage 3 in two parts, of which the second begins without a stride
+    stages = (*stages[:3], wide[3][:1], *stages[4:])
+    weights = METHOD.example(Arch(RepConvConfig("repvgg", stages, 5)), seed=7)
+    spellings = (
+        (r"^stage5\.", "stage4.blocks."),
+        (r"^stage4\.(?=\d)", "stage3_second.blocks."),
+        (r"^stage3\.", "stage3_first.blocks."),
+        (r"^stage([12])\.", r"stage\1.blocks."),
+        (r"\.se\.", ".post_se."),
+    )
+    official = {}
+    for name, value in weights.items():
+        for pattern, replacement in spellings:
+            name = re.sub(pattern, replacement, name)
+        official[name] = value
+    official |= {"stage1_aux.0.conv.weight": torch.ones(8, 8, 3, 3), "stage3_first_aux.3.bias": torch.ones(5)}
+    folded = rc.fold(save({f"module.{name}": value for name, value in official.items()}))
+    facts = {fact.name: fact.value for fact in folded.facts}
+    assert facts["unused"] == ["stage1_aux", "stage3_first_aux"]
+    assert facts["strides"] == "2,2,2,2,1,2"
+    found = links(rc.verify(inputs=record(weights, squeezed_last=True)))
+    assert max(found["recorded"], found["fold"]) <= 1e-12
+    # deployed, no branch shows the stride with which the second part of stage 3 begins
+    official = {}
+    for name, value in load_file(folded.output_files[0]).items():
+        for pattern, replacement in spellings:
+            name = re.sub(pattern, replacement, name)
+        official[name] = value
+    again = rc.fold(save(official, "deployed.pth"), allow_deployed=True)
+    assert next(fact.value for fact in again.facts if fact.name == "strides") == "2,2,2,2,1,2"
+
+
 def test_of_two_networks_in_a_file_the_hint_selects_one():
     both = {f"module.{which}.{name}": value for which in ("encoder_q", "encoder_k") for name, value in VGG.items()}
     with pytest.raises(Refused) as caught:
@@ -284,7 +337,6 @@ def test_a_live_module_folds_whole():
 
 
 def test_what_must_be_refused():
-    plus = {**VGG, "stage1_aux.0.conv.weight": torch.ones(2, 2)}
     deployed = {"stage1.0.reparam_conv.weight": torch.ones(8, 1, 3, 3), "stage1.0.reparam_conv.bias": torch.ones(8)}
     even = torch.ones(8, 3, 2, 2)
     for weights, code in (
@@ -299,7 +351,7 @@ def test_what_must_be_refused():
         ({**VGG, "stage0.rbr_1x1.bn.running_var": -torch.ones(8)}, "checkpoint.negative-variance"),
         (without(ONE, "stage1.0.rbr_") | deployed, "repconv.mixed-forms"),
         (VGG | {f"teacher.{name}": value for name, value in ONE.items()}, "checkpoint.ambiguous"),
-        (plus, "repconv.plus"),
+        (as_qarepvgg(VGG), "repconv.squeeze"),
     ):
         with pytest.raises(Refused) as caught:
             rc.fold(save(weights))

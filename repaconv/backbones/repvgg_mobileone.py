@@ -52,6 +52,7 @@ class RepBlock:
         stride: Stride of the convolution.
         groups: Groups of the convolution.
         squeezed: Channels inside the squeeze-and-excitation, 0 without one.
+        squeezed_last: Whether the squeeze-and-excitation follows the ReLU, as in RepVGGplus.
     """
 
     in_width: int
@@ -60,6 +61,7 @@ class RepBlock:
     stride: int
     groups: int = 1
     squeezed: int = 0
+    squeezed_last: bool = False
 
     def conv(self, kernel: int, *, bias: bool) -> nn.Conv2d:
         """Build one of the block's convolutions, with this kernel size."""
@@ -117,7 +119,9 @@ class Activated(nn.Module):
     def __init__(self, layout: Layout, block: RepBlock) -> None:
         super().__init__()
         self.block = block
-        self.se = SqueezeExcite(NAMES[layout], block.width, block.squeezed) if block.squeezed else nn.Identity()
+        self.squeeze = "post_se" if block.squeezed_last else "se"
+        squeeze = SqueezeExcite(NAMES[layout], block.width, block.squeezed) if block.squeezed else nn.Identity()
+        self.add_module(self.squeeze, squeeze)
         self.relu = nn.ReLU()
 
     def convolved(self, x: Tensor) -> Tensor:
@@ -126,8 +130,9 @@ class Activated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, C', H', W']."""
-        out: Tensor = self.relu(self.se(self.convolved(x)))
-        return out
+        squeeze, out = self.get_submodule(self.squeeze), self.convolved(x)
+        ended: Tensor = squeeze(self.relu(out)) if self.block.squeezed_last else self.relu(squeeze(out))
+        return ended
 
 
 class DeployBlock(Activated):

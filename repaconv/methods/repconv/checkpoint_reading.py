@@ -26,10 +26,10 @@ from repaconv.results import Fact, FoldStep
 # --- Recognize the key names of RepVGG's and MobileOne's official code and of timm's ByobNet, and convert them.
 
 _BLOCK_KEY = re.compile(
-    r"^(?P<prefix>(?:.+?\.)??)(?P<block>stage\d+(?:\.\d+)?|stem|stages\.\d+\.\d+)\."
+    r"^(?P<prefix>(?:.+?\.)??)(?P<block>stage\d+(?:(?:_first|_second)?\.blocks)?(?:\.\d+)?|stem|stages\.\d+\.\d+)\."
     r"(?P<part>rbr_dense|rbr_conv|rbr_reparam|conv_kxk|reparam_conv)\.(?P<index>\d+\.)?(?:conv\.)?weight$"
 )
-_PLUS = re.compile(r"(?:^|\.)stage\d+(?:_first|_second)?(?:\.blocks\.|_aux\.)|\.post_se\.")
+_AUXILIARY = re.compile(r"^stage\d+(?:_first|_second)?_aux\.")
 
 
 class BlockKey(NamedTuple):
@@ -71,16 +71,9 @@ def common_key(checkpoint: Checkpoint) -> BlockKey:
     """The prefix, layout and form that all block keys have in common.
 
     Raises:
-        Refused: If they differ, if there are none, or if the network is a RepVGGplus.
+        Refused: If they differ or if there are none.
     """
     found = {key._replace(block="", part="") for key in block_keys(checkpoint)}
-    if found and (plus := next((name for name in checkpoint.tensors if _PLUS.search(name)), None)):
-        raise Refused(
-            f"{plus} belongs to RepVGGplus, which has auxiliary heads during training and squeeze-and-excitation "
-            "after the ReLU.",
-            hint="RepVGGplus is not supported; RepVGG is, including D2se.",
-            code="repconv.plus",
-        )
     if len(found) == 1:
         return found.pop()
     if not found:
@@ -111,9 +104,19 @@ def _selection(checkpoint: Checkpoint, prefixes: list[str]) -> str:
     return f"Select one with --weights, e.g. --weights {saved}."
 
 
-def official_names(checkpoint: Checkpoint, key: BlockKey) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by the names of the layout's official code, and a map from those names to the names in the file."""
+def official_names(checkpoint: Checkpoint, key: BlockKey) -> tuple[dict[str, Tensor], dict[str, str], tuple[Fact, ...]]:
+    """Tensors by the names of the layout's official code, a map from those to the names in the file, and unused ones.
+
+    The auxiliary heads of a RepVGGplus are unused, as in its own deploy form; its stage 3 is two stages.
+    """
     theirs = NAMES[key.layout]
+    divided = any(name.startswith(f"{key.prefix}stage3_second.") for name in checkpoint.tensors)
+    plus = (
+        (r"^stage4\.blocks\.", "stage5." if divided else "stage4."),
+        (r"^stage3_second\.blocks\.", "stage4."),
+        (r"^stage(\d+)(?:_first)?\.blocks\.", r"stage\1."),
+    )
+    unused: list[str] = []
     spellings = (
         (r"^stem\.", "stage0."),
         (r"^stages\.(\d+)\.", lambda match: f"stage{int(match[1]) + 1}."),
@@ -127,11 +130,17 @@ def official_names(checkpoint: Checkpoint, key: BlockKey) -> tuple[dict[str, Ten
 
     def name_of(full: str) -> str | None:
         name = full.removeprefix(key.prefix)
-        for pattern, replacement in spellings if key.timm else ():
+        if _AUXILIARY.match(name):
+            unused.append(name)
+            return None
+        for pattern, replacement in spellings if key.timm else plus:
             name = re.sub(pattern, replacement, name)
         return None if name.endswith("num_batches_tracked") else name  # not used in eval mode
 
-    return renamed_tensors(checkpoint, name_of)
+    tensors, names = renamed_tensors(checkpoint, name_of)
+    heads = sorted({name.partition(".")[0] for name in unused})
+    facts = [Fact(name="unused", value=heads, source="keys: heads that training alone reads")] if heads else []
+    return tensors, names, tuple(facts)
 
 
 # --- Read and fold RepVGG and MobileOne checkpoints, with the names of the official codes or of timm.
@@ -156,10 +165,11 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvReading:
         UsageProblem: If a setting is unknown or malformed.
     """
     key = common_key(checkpoint)
-    tensors, names = official_names(checkpoint, key)
+    tensors, names, unused = official_names(checkpoint, key)
     require_sound(tensors, names)
     reader = SettingsReader(settings)
-    config, convs, facts = _read_config(tensors, key, reader)
+    divided = any("stage3_second." in name for name in names.values())
+    config, convs, facts = _read_config(tensors, key, reader, divided=divided)
     eps = reader.take("bn_eps", small, 1e-5)
     preprocessing = preprocessing_of(checkpoint.record, {}, reader)
     reader.done()
@@ -168,11 +178,12 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvReading:
         config=config,
         tensors=tensors,
         names=names,
-        facts=(*facts, *reader.facts),
+        facts=(*facts, *reader.facts, *unused),
         preprocessing=preprocessing,
         deployed=key.deployed,
         convs=convs,
         eps=eps,
+        joint_norm="stage0.bn.weight" in tensors,
     )
     reading.require_whole()
     return reading
@@ -182,7 +193,8 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvReading:
 class RepConvReading(Reading):
     """A RepVGG or MobileOne that was read from a checkpoint.
 
-    ``convs`` are the numbers of full-kernel branches in the first block and in all others.
+    ``convs`` are the numbers of full-kernel branches in the first block and in all others. With ``joint_norm`` it is a
+    QARepVGG: a BatchNorm follows the sum of the branches, of which only the full-kernel one has its own.
     """
 
     reads_tensors_alone = True
@@ -190,10 +202,12 @@ class RepConvReading(Reading):
     config: RepConvConfig
     convs: tuple[int, int]
     eps: float
+    joint_norm: bool = False
 
     def block(self, name: str, part: RepBlock) -> TrainingBlock:
         """Build the training block of that name."""
-        return TrainingBlock(self.config.layout, part, self.convs[name != "stage0"], self.eps)
+        convs = self.convs[name != "stage0"]
+        return TrainingBlock(self.config.layout, part, convs, self.eps, joint_norm=self.joint_norm)
 
     def module(self) -> nn.Module:
         """The network with its branches; the deploy network if the file is in deploy form."""
@@ -221,7 +235,7 @@ def _folded_block(reading: RepConvReading, name: str, block: RepBlock) -> Folded
     kernel = fold_block(tensors, block, reading.eps)
     weights = {"weight": torch.from_numpy(kernel.weight), "bias": torch.from_numpy(kernel.bias)}
     folded = {f"{folded_name}.{key}": tensor for key, tensor in weights.items()}
-    kept = {key: tensor for key, tensor in tensors.items() if key.startswith("se.")}
+    kept = {key: tensor for key, tensor in tensors.items() if key.startswith(("se.", "post_se."))}
     return FoldedPart(
         {f"{name}.{key}": tensor for key, tensor in (folded | kept).items()},
         FoldStep(
@@ -244,9 +258,12 @@ def _difference(trained: TrainingBlock, tensors: Mapping[str, Tensor], conv: nn.
 
 
 def _read_config(
-    tensors: Mapping[str, Tensor], key: BlockKey, reader: SettingsReader
+    tensors: Mapping[str, Tensor], key: BlockKey, reader: SettingsReader, *, divided: bool
 ) -> tuple[RepConvConfig, tuple[int, int], tuple[Fact, ...]]:
-    """Read the configuration from shapes and branches; `Reading.require_whole` later refuses unfit tensors."""
+    """Read the configuration from shapes and branches; `Reading.require_whole` later refuses unfit tensors.
+
+    ``divided``: whether stage 4 is the second half of a RepVGGplus's stage 3, which begins without a stride.
+    """
     depths = _depths(tensors)
     named = ["stage0"], *([f"stage{s}.{i}" for i in range(depth)] for s, depth in enumerate(depths, 1))
     blocks, before = [], 0
@@ -256,7 +273,9 @@ def _read_config(
             read.append(_read_block(tensors, name, key, before))
             before = read[-1].width
         blocks.append(read)
-    strides = _strides(tensors, key, [(stage[0], read[0]) for stage, read in zip(named, blocks, strict=True)], reader)
+    firsts = [(stage[0], read[0]) for stage, read in zip(named, blocks, strict=True)]
+    official = ["1" if divided and name == "stage4.0" else "2" for name, _ in firsts]
+    strides = _strides(tensors, key, firsts, official, reader)
     stages = tuple(
         (replace(first, stride=stride), *others) for stride, (first, *others) in zip(strides, blocks, strict=True)
     )
@@ -298,9 +317,17 @@ def _read_block(tensors: Mapping[str, Tensor], name: str, key: BlockKey, before:
             hint="The file belongs to another network, or it was changed after training.",
             code="checkpoint.shape",
         )
-    squeeze = f"{name}.se.{names.squeeze}.weight"
+    last = f"{name}.post_se.{names.squeeze}.weight"
+    squeeze = last if last in tensors else f"{name}.se.{names.squeeze}.weight"
     squeezed = weight_of(tensors, squeeze, 4).shape[0] if squeeze in tensors else 0
-    return RepBlock(before, width, side, 1, groups, squeezed)
+    if squeezed and f"{name}.bn.weight" in tensors and f"{name}.rbr_1x1.weight" in tensors:
+        raise Refused(
+            f"{name} is a block of QARepVGG with squeeze-and-excitation, which lies between the sum of the branches "
+            "and its BatchNorm.",
+            hint="QARepVGG is supported without it. Another network: repaconv fold FILE --arch ./net.py:build.",
+            code="repconv.squeeze",
+        )
+    return RepBlock(before, width, side, 1, groups, squeezed, last in tensors)
 
 
 def _convs(tensors: Mapping[str, Tensor], name: str, layout: Layout) -> int:
@@ -312,7 +339,11 @@ def _convs(tensors: Mapping[str, Tensor], name: str, layout: Layout) -> int:
 
 
 def _strides(
-    tensors: Mapping[str, Tensor], key: BlockKey, firsts: list[tuple[str, RepBlock]], reader: SettingsReader
+    tensors: Mapping[str, Tensor],
+    key: BlockKey,
+    firsts: list[tuple[str, RepBlock]],
+    official: list[str],
+    reader: SettingsReader,
 ) -> list[int]:
     """Read the strides of each stage's first block; all other blocks have stride 1."""
 
@@ -322,10 +353,11 @@ def _strides(
         return ",".join(str(positive(word.strip())) for word in words)
 
     seen, shown = [], []
-    for name, block in firsts:
-        shown.append(block.in_width == block.width and not key.deployed)
+    for (name, block), usual in zip(firsts, official, strict=True):
+        joint = f"{name}.bn.weight" in tensors  # QARepVGG, whose shortcut has no tensors
+        shown.append(block.in_width == block.width and not key.deployed and not joint)
         kept = f"{name}.{NAMES[key.layout].identity}.weight" in tensors
-        seen.append("1" if shown[-1] and kept else "2")
+        seen.append(("1" if kept else "2") if shown[-1] else usual)
     confirmed = sum(shown)
 
     def agree(found: str, given: str) -> bool:
@@ -336,9 +368,8 @@ def _strides(
         f"official code: stages begin with 2; in {confirmed} of {len(firsts)} an identity branch there, or its "
         "absence, shows it"
     )
-    official = ",".join("2" for _ in firsts)
     found = ",".join(seen) if confirmed else None
-    text = reader.take("strides", parse, official, found, source if confirmed else "", same=agree)
+    text = reader.take("strides", parse, ",".join(official), found, source if confirmed else "", same=agree)
     return [int(word) for word in text.split(",")]
 
 

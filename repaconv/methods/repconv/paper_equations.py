@@ -16,8 +16,11 @@ and a k x k one k // 2, so that all have the same output positions.
 
 No tensor shows strides, eps and ReLU. In the official code the first block of a stage has stride 2. In a block whose
 input and output width are equal, an identity branch shows stride 1, and its absence stride 2. The number of groups is
-the input width divided by the weight's input width. RepVGGplus is a different network: it has auxiliary heads, and its
-squeeze-and-excitation follows the ReLU.
+the input width divided by the weight's input width.
+
+Two networks differ from RepVGG in their blocks. In RepVGGplus the squeeze-and-excitation follows the ReLU, and its
+auxiliary heads are for training. In QARepVGG (arXiv 2212.01593) only the branch of W3 has a BatchNorm of its own, and
+another one follows the sum: bn(bn(M * W3) + M * W1 + M).
 """
 
 from __future__ import annotations
@@ -50,22 +53,23 @@ class ConvNorm(nn.Module):
 class TrainingBlock(Activated):
     """The block as trained: the sum of its branches."""
 
-    def __init__(self, layout: Layout, block: RepBlock, convs: int, eps: float) -> None:
+    def __init__(self, layout: Layout, block: RepBlock, convs: int, eps: float, *, joint_norm: bool = False) -> None:
         super().__init__(layout, block)
+        self.bn = nn.BatchNorm2d(block.width, eps) if joint_norm else None
         names, parts = NAMES[layout], [ConvNorm(block, block.kernel, eps) for _ in range(convs)]
         self.add_module(names.conv, parts[0] if layout == "repvgg" else nn.ModuleList(parts))
         self.branches = [names.conv] if layout == "repvgg" else [f"{names.conv}.{k}" for k in range(convs)]
         if block.kernel > 1:
-            self.add_module(names.scale, ConvNorm(block, 1, eps))
+            self.add_module(names.scale, block.conv(1, bias=False) if joint_norm else ConvNorm(block, 1, eps))
             self.branches.append(names.scale)
         if has_identity(block):
-            self.add_module(names.identity, nn.BatchNorm2d(block.width, eps))
+            self.add_module(names.identity, nn.Identity() if joint_norm else nn.BatchNorm2d(block.width, eps))
             self.branches.append(names.identity)
 
     def convolved(self, x: Tensor) -> Tensor:
         """eq. 1: [B, C, H, W] -> [B, C', H', W']."""
         out: Tensor = reduce(add, (self.get_submodule(name)(x) for name in self.branches))
-        return out
+        return out if self.bn is None else self.bn(out)
 
 
 def has_identity(block: RepBlock) -> bool:
@@ -75,16 +79,27 @@ def has_identity(block: RepBlock) -> bool:
 
 def fold_branch(tensors: Mapping[str, Tensor], norm: str, block: RepBlock, eps: float) -> Kernel:
     """eqs. 3-4: fold the BatchNorm named ``norm`` into the convolution of its branch, by names within the block."""
+    branch, weight = eye(block.width, rank=4), tensors.get(f"{norm.removesuffix('.bn')}.conv.weight")
+    return _normalized(branch if weight is None else _convolution(weight, block), tensors, norm, eps)
+
+
+def _convolution(weight: Tensor, block: RepBlock) -> Kernel:
+    pads, strides = (weight.shape[-1] // 2,) * 4, (block.stride,) * 2
+    return Kernel.convolution(weight.double().numpy(), groups=block.groups, strides=strides, pads=pads)
+
+
+def _normalized(kernel: Kernel, tensors: Mapping[str, Tensor], norm: str, eps: float) -> Kernel:
     gamma, beta, mu, variance = (tensors[f"{norm}.{of}"] for of in ("weight", "bias", "running_mean", "running_var"))
     bn = Affine.batchnorm(gamma, beta, mu, variance, eps)
-    weight, branch = tensors.get(f"{norm.removesuffix('.bn')}.conv.weight"), eye(block.width, rank=4)
-    if weight is not None:
-        pads, strides = (weight.shape[-1] // 2,) * 4, (block.stride,) * 2
-        branch = Kernel.convolution(weight.double().numpy(), groups=block.groups, strides=strides, pads=pads)
-    return branch.then(bn.weight.numpy(), bn.bias.numpy())
+    return kernel.then(bn.weight.numpy(), bn.bias.numpy())
 
 
 def fold_block(tensors: Mapping[str, Tensor], block: RepBlock, eps: float) -> Kernel:
     """Fold all branches of a block into one convolution; ``tensors`` are by their names within the block."""
     norms = [name.removesuffix(".running_var") for name in tensors if name.endswith(".running_var")]
+    if "bn" in norms:  # QARepVGG
+        dense = fold_branch(tensors, "rbr_dense.bn", block, eps)
+        shortcut = [eye(block.width, rank=4)] if has_identity(block) else []
+        branches = [dense, _convolution(tensors["rbr_1x1.weight"], block), *shortcut]
+        return _normalized(reduce(add, branches), tensors, "bn", eps)
     return reduce(add, (fold_branch(tensors, norm, block, eps) for norm in sorted(norms)))

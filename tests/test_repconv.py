@@ -66,6 +66,31 @@ def in_timms_names(weights):
     return renamed
 
 
+def in_mmpretrains_names(weights):
+    """What mmpretrain calls the same: RepVGG's stages have another name than MobileOne's."""
+    vgg = any(".rbr_dense." in name or ".rbr_reparam." in name for name in weights)
+    spellings = (
+        (r"\.bn\.", ".norm."),
+        (r"rbr_dense", "branch_3x3"),
+        (r"rbr_conv", "branch_conv_list"),
+        (r"rbr_1x1", "branch_1x1"),
+        (r"rbr_scale", "branch_scale"),
+        (r"rbr_identity|rbr_skip", "branch_norm"),
+        (r"rbr_reparam|reparam_conv", "branch_reparam"),
+        (r"\.se\.(down|reduce)", f".{'se_layer' if vgg else 'se'}.conv1.conv"),
+        (r"\.se\.(up|expand)", f".{'se_layer' if vgg else 'se'}.conv2.conv"),
+        *(((r"^stage0\.", "stem."), (r"^stage(\d)\.", r"stage_\1.")) if vgg else ()),
+        (r"^(?!linear)", "backbone."),
+        (r"^linear\.", "head.fc."),
+    )
+    renamed = {}
+    for name, value in weights.items():
+        for pattern, replacement in spellings:
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = value
+    return renamed
+
+
 # --- the algebra ------------------------------------------------------------------------------------------
 
 
@@ -184,6 +209,29 @@ def test_timms_names_are_the_same_net(weights):
     theirs = rc.fold(save({f"module.{name}": value for name, value in in_timms_names(weights).items()}, "t.pth"))
     assert theirs.payload.sha256 == ours.payload.sha256
     assert theirs.config == ours.config
+
+
+@pytest.mark.parametrize("weights", [VGG, ONE], ids=["repvgg", "mobileone"])
+def test_mmpretrains_names_are_the_same_net(weights):
+    ours = rc.fold(save(weights))
+    stored = load_file(ours.output_files[0])
+    theirs = rc.fold(save(in_mmpretrains_names(weights), "m.pth"))
+    assert (theirs.payload.sha256, theirs.config) == (ours.payload.sha256, ours.config)
+    again = rc.fold(save(in_mmpretrains_names(stored), "deployed.pth"), allow_deployed=True)
+    assert again.config == ours.config
+
+
+def test_the_configuration_of_mmpretrain_is_heeded():
+    def config(**of):
+        return {"cfg": f"model = dict(backbone=dict(type='RepVGG', {', '.join(f'{k}={v}' for k, v in of.items())}))"}
+
+    weights = in_mmpretrains_names(VGG)
+    folded = rc.fold(save(weights, meta=config(norm_cfg="dict(type='BN', eps=1e-3)", act_cfg="dict(type='ReLU')")))
+    assert next(fact.value for fact in folded.facts if fact.name == "bn_eps") == 1e-3
+    for wrong in ({"act_cfg": "dict(type='SiLU')"}, {"strides": "(1, 2, 2, 2)"}, {"dilations": "(1, 1, 1, 2)"}):
+        with pytest.raises(Refused) as caught:
+            rc.fold(save(weights, "other.pth", meta=config(**wrong)))
+        assert caught.value.code == "repconv.config"
 
 
 @pytest.mark.parametrize("weights", [VGG, ONE], ids=["repvgg", "mobileone"])

@@ -1,33 +1,34 @@
-"""Read and fold RepVGG and MobileOne checkpoints, with the names of the official codes or of timm."""
+"""Read and fold RepVGG and MobileOne checkpoints, with the names of the official codes, of timm or of mmpretrain."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.repvgg_mobileone import NAMES, Layout, RepBlock, RepConv, RepConvConfig
 from repaconv.backbones.tensor_names import blocks_by_stage, count_numbered, in_float64, renamed_tensors, weight_of
-from repaconv.checkpoints import Checkpoint, require_sound
+from repaconv.checkpoints import Checkpoint, find_typed, require_sound
 from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection, FoldedPart, Reading
 from repaconv.method_api.fold_error import loaded, max_rel_error
 from repaconv.method_api.preprocessing import preprocessing_of
-from repaconv.method_api.settings import SettingsReader, positive, small
+from repaconv.method_api.settings import SettingsReader, mapping_at, positive, run_config, small
 from repaconv.methods.repconv.paper_equations import TrainingBlock, fold_block
 from repaconv.methods.repconv.published_models import ARCHS
 from repaconv.results import Fact, FoldStep
 
-# --- Recognize the key names of RepVGG's and MobileOne's official code and of timm's ByobNet, and convert them.
+# --- Recognize the key names of the official codes, of timm's ByobNet and of mmpretrain, and convert them.
 
 _BLOCK_KEY = re.compile(
-    r"^(?P<prefix>(?:.+?\.)??)(?P<block>stage\d+(?:(?:_first|_second)?\.blocks)?(?:\.\d+)?|stem|stages\.\d+\.\d+)\."
-    r"(?P<part>rbr_dense|rbr_conv|rbr_reparam|conv_kxk|reparam_conv)\.(?P<index>\d+\.)?(?:conv\.)?weight$"
+    r"^(?P<prefix>(?:.+?\.)??)(?P<block>stage_?\d+(?:(?:_first|_second)?\.blocks)?(?:\.\d+)?|stem|stages\.\d+\.\d+)\."
+    r"(?P<part>rbr_dense|rbr_conv|rbr_reparam|conv_kxk|reparam_conv|branch_3x3|branch_conv_list|branch_reparam)\."
+    r"(?P<index>\d+\.)?(?:conv\.)?weight$"
 )
 _AUXILIARY = re.compile(r"^stage\d+(?:_first|_second)?_aux\.")
 
@@ -38,7 +39,7 @@ class BlockKey(NamedTuple):
     Attributes:
         prefix: What comes before the network's own names.
         layout: The official code whose names are used.
-        timm: Whether the names are timm's.
+        library: The library whose names are used, ``timm`` or ``mmpretrain``; empty for the official code's names.
         deployed: Whether the block is in deploy form.
         block: Name of the block.
         part: Name of the convolution within the block.
@@ -46,7 +47,7 @@ class BlockKey(NamedTuple):
 
     prefix: str
     layout: Layout
-    timm: bool
+    library: Literal["", "timm", "mmpretrain"]
     deployed: bool
     block: str = ""
     part: str = ""
@@ -59,11 +60,18 @@ def block_keys(checkpoint: Checkpoint) -> list[BlockKey]:
         if not (match := _BLOCK_KEY.match(name)):
             continue
         part, timm = match["part"], match["block"].startswith(("stem", "stages"))
+        if part.startswith("branch_"):
+            vgg = match["block"].startswith(("stem", "stage_")) and part != "branch_conv_list"
+            if vgg or not match["block"].startswith(("stem", "stage_", "stages")):
+                deployed = part == "branch_reparam"
+                own: Layout = "repvgg" if vgg else "mobileone"
+                keys.append(BlockKey(match["prefix"], own, "mmpretrain", deployed, match["block"], part))
+            continue
         repvgg = part in ("rbr_dense", "rbr_reparam") or (part == "conv_kxk" and not match["index"])
         deployed = part in ("rbr_reparam", "reparam_conv")
         if timm == (part == "conv_kxk") or part == "reparam_conv":
             layout: Layout = "repvgg" if repvgg else "mobileone"
-            keys.append(BlockKey(match["prefix"], layout, timm, deployed, match["block"], part))
+            keys.append(BlockKey(match["prefix"], layout, "timm" if timm else "", deployed, match["block"], part))
     return keys
 
 
@@ -78,7 +86,7 @@ def common_key(checkpoint: Checkpoint) -> BlockKey:
         return found.pop()
     if not found:
         raise Refused(
-            f"{checkpoint.path} has no block of RepVGG or MobileOne (rbr_dense, rbr_conv, conv_kxk).",
+            f"{checkpoint.path} has no block of RepVGG or MobileOne (rbr_dense, rbr_conv, conv_kxk, branch_3x3).",
             hint="Without --method the method is recognized automatically.",
             code="method.mismatch",
         )
@@ -87,7 +95,7 @@ def common_key(checkpoint: Checkpoint) -> BlockKey:
         "some blocks are in training form and others in deploy form."
         if mixed
         else "there are blocks of several nets: "
-        + ", ".join(sorted({f"{key.prefix}({'timm, ' if key.timm else ''}{key.layout})" for key in found})),
+        + ", ".join(sorted({f"{key.prefix}({key.library}{', ' if key.library else ''}{key.layout})" for key in found})),
         hint="Take the checkpoint as trained."
         if mixed
         else _selection(checkpoint, sorted(key.prefix for key in found)),
@@ -116,8 +124,20 @@ def official_names(checkpoint: Checkpoint, key: BlockKey) -> tuple[dict[str, Ten
         (r"^stage3_second\.blocks\.", "stage4."),
         (r"^stage(\d+)(?:_first)?\.blocks\.", r"stage\1."),
     )
+    mmpretrain = (
+        (r"^stem\.", "stage0."),
+        (r"^stage_", "stage"),
+        (r"^head\.fc\.", "linear."),
+        (r"\.branch_(?:3x3|conv_list)\.", f".{theirs.conv}."),
+        (r"\.branch_(?:1x1|scale)\.", f".{theirs.scale}."),
+        (r"\.branch_norm\.", f".{theirs.identity}."),
+        (r"\.branch_reparam\.", f".{theirs.folded}."),
+        (r"\.norm\.", ".bn."),
+        (r"\.se(?:_layer)?\.conv1\.conv\.", f".se.{theirs.squeeze}."),
+        (r"\.se(?:_layer)?\.conv2\.conv\.", f".se.{theirs.expand}."),
+    )
     unused: list[str] = []
-    spellings = (
+    timm = (
         (r"^stem\.", "stage0."),
         (r"^stages\.(\d+)\.", lambda match: f"stage{int(match[1]) + 1}."),
         (r"^head\.fc\.", "linear."),
@@ -133,7 +153,7 @@ def official_names(checkpoint: Checkpoint, key: BlockKey) -> tuple[dict[str, Ten
         if _AUXILIARY.match(name):
             unused.append(name)
             return None
-        for pattern, replacement in spellings if key.timm else plus:
+        for pattern, replacement in {"timm": timm, "mmpretrain": mmpretrain, "": plus}[key.library]:
             name = re.sub(pattern, replacement, name)
         return None if name.endswith("num_batches_tracked") else name  # not used in eval mode
 
@@ -143,11 +163,11 @@ def official_names(checkpoint: Checkpoint, key: BlockKey) -> tuple[dict[str, Ten
     return tensors, names, tuple(facts)
 
 
-# --- Read and fold RepVGG and MobileOne checkpoints, with the names of the official codes or of timm.
+# --- Read and fold the checkpoints.
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:
-    """Recognize the blocks of either official code or of timm's ByobNet."""
+    """Recognize the blocks of either official code, of timm's ByobNet or of mmpretrain."""
     keys = block_keys(checkpoint)
     if not keys:
         return None
@@ -168,10 +188,14 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvReading:
     tensors, names, unused = official_names(checkpoint, key)
     require_sound(tensors, names)
     reader = SettingsReader(settings)
+    run = run_config(checkpoint.record)
+    model = find_typed(run.get("model"), "RepVGG") or find_typed(run.get("model"), "MobileOne") or {}
+    _require_usual(model)
     divided = any("stage3_second." in name for name in names.values())
     config, convs, facts = _read_config(tensors, key, reader, divided=divided)
-    eps = reader.take("bn_eps", small, 1e-5)
-    preprocessing = preprocessing_of(checkpoint.record, {}, reader)
+    own_eps = mapping_at(model, "norm_cfg").get("eps")
+    eps = reader.take("bn_eps", small, 1e-5, own_eps if isinstance(own_eps, float) else None, "meta.cfg")
+    preprocessing = preprocessing_of(checkpoint.record, run, reader)
     reader.done()
     reading = RepConvReading(
         backbone="repconv",
@@ -187,6 +211,24 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvReading:
     )
     reading.require_whole()
     return reading
+
+
+def _require_usual(model: Mapping[str, Any]) -> None:
+    """Refuse networks of mmpretrain whose configuration differs from the papers' in what no tensor shows.
+
+    Raises:
+        Refused: If it sets another activation, dilations or strides.
+    """
+    usual: dict[str, Any] = {"act_cfg": {"type": "ReLU"}, "dilations": (1, 1, 1, 1), "strides": (2, 2, 2, 2)}
+    for name, value in usual.items():
+        given = model.get(name, value)
+        given = {key: one for key, one in given.items() if key != "inplace"} if isinstance(given, dict) else given
+        if (tuple(given) if isinstance(given, list) else given) != value:
+            raise Refused(
+                f"the configuration in the checkpoint sets {name}={model[name]}, which no network of the papers has.",
+                hint="Export it to ONNX, and fold the graph: repaconv fold model.onnx.",
+                code="repconv.config",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,7 +418,7 @@ def _strides(
 def _facts(config: RepConvConfig, convs: tuple[int, int], key: BlockKey) -> tuple[Fact, ...]:
     blocks = config.blocks.values()
     known = {
-        "layout": (f"{config.layout}{', in names of timm' if key.timm else ''}", "keys"),
+        "layout": (f"{config.layout}{f', in names of {key.library}' if key.library else ''}", "keys"),
         "depths": ([len(stage) for stage in config.stages], "keys"),
         "widths": ([stage[-1].width for stage in config.stages], "shapes"),
         "kernels": (sorted({block.kernel for block in blocks}), "shapes"),

@@ -13,6 +13,7 @@ from torch import nn
 
 import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
+from repaconv.models import FOLDER
 from repaconv.results import ClassScores
 from repaconv.sources.class_score_outputs import class_scores
 
@@ -252,3 +253,9 @@ def test_which_output_is_class_scores():
     for widths in ({"a": 4, "b": 4}, {}):
         with pytest.raises(UsageProblem, match=r"several outputs have|no output has"):
             class_scores(widths, 4)
+
+
+def test_images_of_one_channel_are_gray_and_have_no_order_of_channels(repaconv):
+    code, out, _ = repaconv("fold", FOLDER / "repavit.pth")
+    said = " ".join(out.split())
+    assert (code, ", gray, mean 77.775" in said, "RGB" in said, "channel_order" in said) == (0, True, False, False)

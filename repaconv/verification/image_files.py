@@ -132,14 +132,15 @@ def _size_before_crop(given: tuple[int, int], wanted: Preprocessing, size: tuple
     return (edge, longer) if given[0] <= given[1] else (longer, edge)
 
 
-def preprocessing_text(wanted: Preprocessing, size: tuple[int, int]) -> str:
-    """Describe the preprocessing and where it comes from."""
+def preprocessing_text(wanted: Preprocessing, size: tuple[int, int], channels: int | None = None) -> str:
+    """Describe the preprocessing and where it comes from, of a network with so many channels, if that is known."""
     edge = wanted.resize_edge or (max(size) if wanted.keep_ratio else f"{size[0]} x {size[1]}")
-    assumed = ", ".join(wanted.assumed)
+    assumed = ", ".join(name for name in wanted.assumed if channels != 1 or name != "channel_order")
+    order = "gray" if channels == 1 else wanted.channel_order
     return (
         f"{'shorter edge' if wanted.keep_ratio else 'both edges'} to {edge} ({wanted.interpolation}), "
         f"center crop {size[0]} x {size[1]}, "
-        f"{wanted.channel_order}, mean {_joined(wanted.mean)}, std {_joined(wanted.std)}; from {wanted.source}"
+        f"{order}, mean {_joined(wanted.mean)}, std {_joined(wanted.std)}; from {wanted.source}"
         f"{f'; assumed, since the file does not have it: {assumed}' if assumed else ''}"
     )
 

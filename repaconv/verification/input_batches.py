@@ -372,7 +372,13 @@ def image_inputs(
 
     name, labeled = f"{len(files)} images of {folder.name}", labels.of_images is not None
     return Inputs(
-        name, (len(files), channels, *size), piece, "", labels.source, preprocessing_text(wanted, size), labeled=labeled
+        name,
+        (len(files), channels, *size),
+        piece,
+        "",
+        labels.source,
+        preprocessing_text(wanted, size, channels),
+        labeled=labeled,
     )
 
 

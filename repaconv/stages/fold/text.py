@@ -33,7 +33,8 @@ def _images(done: MethodFold | GraphFold) -> None:
     by = f"[yellow]assumed[/]: {plain(fact.source)}; --set image_size=N" if fact and fact.assumed else plain(by)
     stdout().print(f"image size: {size_text(done.image_size)} pixels ({by})")
     if done.preprocessing:
-        stdout().print(f"images: {plain(preprocessing_text(done.preprocessing, done.image_size))}")
+        channels = getattr(done, "config", {}).get("in_channels")
+        stdout().print(f"images: {plain(preprocessing_text(done.preprocessing, done.image_size, channels))}")
     else:
         why = next((f"{fact.source} says {fact.against}" for fact in done.facts if fact.name == "preprocessing"), "")
         why = why or "preprocessing unknown"

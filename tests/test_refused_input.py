@@ -396,3 +396,13 @@ def test_a_misspelled_architecture_of_a_missing_package_is_told_the_nearest(name
 def test_an_image_size_is_a_list_too_as_the_hint_of_a_wrong_one_says(tiny):
     assert rc.fold(tiny, settings={"image_size": [32, 16]}, out="a").image_size == (32, 16)
     assert rc.fold(tiny, settings={"image_size": "32,16"}, out="b").image_size == (32, 16)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [(("--rtol", "fold:nan"), "E.g. --rtol fold:1e-6."), (("--rtol", "fold"), "E.g. --rtol onnx:1e-6.")],
+)
+def test_the_example_of_a_tolerance_can_be_typed(tiny, repaconv, words, hint):
+    rc.fold(tiny)
+    code, _, err = repaconv("verify", *words)
+    assert (code, hint in err) == (2, True), err

@@ -72,8 +72,8 @@ def positive_or_dynamic(text: str, option: str) -> int | None:
     return number
 
 
-def positive_number(text: str, option: str, example: str = "1e-6") -> float:
-    """A float above zero."""
+def positive_number(text: str, option: str, example: str) -> float:
+    """A float above zero; ``example`` is one as it is typed, for the hint."""
     try:
         value = float(text)
     except ValueError:
@@ -98,7 +98,7 @@ def pairs(words: Sequence[str], option: str, separator: str = "=", example: str 
         if not name or not mark:
             raise UsageProblem(
                 f"{option} {word} is not NAME{separator}VALUE.",
-                hint=f"E.g. {option} {example or ('eps=1e-6' if separator == '=' else 'onnx:1e-6')}.",
+                hint=f"E.g. {option} {example or ('num_heads=3' if separator == '=' else 'onnx:1e-6')}.",
                 code="usage.pair",
             )
         if name in found:
@@ -108,7 +108,8 @@ def pairs(words: Sequence[str], option: str, separator: str = "=", example: str 
 
 
 def _tolerances(words: Sequence[str], option: str) -> dict[str, float]:
-    return {name: positive_number(value, option) for name, value in pairs(words, option, ":").items()}
+    found = pairs(words, option, ":")
+    return {name: positive_number(value, option, f"{name}:1e-6") for name, value in found.items()}
 
 
 def _joined(value: Mapping[str, Any], mark: str) -> list[str]:

@@ -643,7 +643,7 @@ def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allow
     for least, told in ((0.02, "cannot tell"), (-1.0, "is -1"), (math.inf, "is inf")):
         with pytest.raises(UsageProblem, match=told):
             package.tune(ckpt, settings=SET, max_disagreement=least, inputs="images.npz", rewrites=THREE)
-    with pytest.raises(UsageProblem, match="max_disagreement is 2"):  # before it asks for images
+    with pytest.raises(UsageProblem, match="--max-disagreement is 2"):  # before it asks for images
         package.tune("repaconv-out/second", max_disagreement=2.0)
 
 

@@ -25,7 +25,10 @@ class Budget(NamedTuple):
             UsageProblem: If a limit is not from 0 to 1.
         """
         shares = {name: getattr(options, name) for name in cls._fields}
-        return cls(**{name: share if share is None else bounded(name, share, 1) for name, share in shares.items()})
+        for name, share in shares.items():
+            if share is not None:
+                bounded(f"the share --{name.replace('_', '-')}", share, 1)
+        return cls(**shares)
 
     @property
     def is_limited(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import plugins
-from repaconv.core.errors import RepaconvError, UsageProblem
+from repaconv.core.errors import RepaconvError, UsageProblem, did_you_mean
 from repaconv.core.thread_pool import usable_cpus
 from repaconv.engines.tunable_session_settings import Tunable
 from repaconv.results import Deployment
@@ -68,7 +68,8 @@ def available_runtimes(options: TuneOptions, device: Target, *, here: bool) -> M
     if unknown := sorted(asked - set(others)):
         raise UsageProblem(
             f"{device.name} cannot use the runtime {', '.join(unknown)}.",
-            hint=f"It can use {', '.join([device.runtime, *others])}.",
+            hint=f"{did_you_mean(unknown[0], [device.runtime, *others])}It can use "
+            f"{', '.join([device.runtime, *others])}.",
             code="tune.runtimes",
         )
     if not here:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -406,3 +407,26 @@ def test_the_example_of_a_tolerance_can_be_typed(tiny, repaconv, words, hint):
     rc.fold(tiny)
     code, _, err = repaconv("verify", *words)
     assert (code, hint in err) == (2, True), err
+
+
+OWN_CODE = "from torch import nn\n\nprint('hello')\n\n\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 4, 3))\n"
+
+
+def test_what_the_code_of_arch_prints_is_no_part_of_the_result(repaconv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(OWN_CODE)
+    torch.save(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3)).state_dict(), "net.pth")
+    how = ("--arch", "./net.py:build", "--set", "image_size=8", "--no-measure")
+    code, out, err = repaconv("fold", "net.pth", *how, "--format", "json")
+    assert (code, json.loads(out)["status"], "hello" in err) == (0, "ok", True)
+
+
+def test_a_function_of_arch_that_is_misspelled_or_left_out_is_told(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(OWN_CODE)
+    with pytest.raises(UsageProblem, match="has no function buidl") as refused:
+        rc.fold(tiny, arch="./net.py:buidl")
+    assert refused.value.hint.startswith("Did you mean build?")
+    with pytest.raises(UsageProblem, match="names no function in that file") as refused:
+        rc.fold(tiny, arch="./net.py")
+    assert "net.py:build" in refused.value.hint

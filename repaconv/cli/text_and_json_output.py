@@ -129,8 +129,15 @@ def plain_data(record: Record) -> dict[str, Any]:
 def progress(*, quiet: bool) -> Iterator[Any]:
     """Yield a progress callback (step, done, total): a bar on a terminal, otherwise one line per step on stderr.
 
-    Meanwhile, notices are printed to stderr, each once, even if ``quiet``.
+    Meanwhile, notices are printed to stderr, each once, even if ``quiet``. So is what other code prints to stdout, such
+    as the user's own of --arch: stdout is for the result.
     """
+    with _callback(quiet=quiet) as callback, redirect_stdout(sys.stderr):
+        yield callback
+
+
+@contextmanager
+def _callback(*, quiet: bool) -> Iterator[Any]:
     if quiet:
         with _notices(stderr()):
             yield lambda what, done, total: None

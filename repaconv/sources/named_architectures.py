@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
+from inspect import isfunction, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,6 +114,12 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
             code="arch.unknown",
         )
     if spec is None or spec.loader is None or not function:
+        if path.suffix == ".py" and not function:
+            raise UsageProblem(
+                f"--arch {path} names no function in that file.",
+                hint=f"E.g. --arch {path}:build, if build() returns the network.",
+                code="arch.unknown",
+            )
         bare = not function and path.suffix != ".py"
         raise UsageProblem(
             f"--arch {path} {'names no package' if bare else f'is no Python file with a function {function!r}'}.",
@@ -137,9 +143,11 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
             code="arch.function",
         ) from error
     if build is None or not isinstance(made, torch.nn.Module):
+        functions = [each for each, one in vars(module).items() if isfunction(one) and one.__module__ == name]
         raise UsageProblem(
             f"{path} has no function {function} that returns a torch.nn.Module.",
-            hint="The function takes no arguments and returns the network.",
+            hint=f"{did_you_mean(function, functions) if build is None else ''}The function takes no arguments and "
+            "returns the network.",
             code="arch.function",
         )
     found: Callable[[], nn.Module] = build
@@ -554,7 +562,7 @@ def _without_messages(logging: Any) -> Iterator[None]:
 def vision_tower(arch: Architecture, module: nn.Module) -> str:
     """The architecture of the part that takes images, of a network of images and text; empty if it is another."""
     library, _, name = arch.name.partition(":")
-    takes_text = "input_ids" in inspect.signature(module.forward).parameters
+    takes_text = "input_ids" in signature(module.forward).parameters
     if library != "transformers" or not takes_text or not isinstance(arch.config.get("vision_config"), dict):
         return ""
     stem, known = name.removesuffix("Model"), package("transformers")

@@ -409,7 +409,7 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
             raise Refused(
                 f"{path} has schema version {version}, but this version of repaconv reads {SCHEMA_VERSION} and "
                 f"{PREVIOUS['schema_version']}.",
-                hint="Run the stage again with this version of repaconv.",
+                hint="Run the command that writes it again, with this version of repaconv.",
                 code="artefact.schema",
             )
         return kind.model_validate(plain)
@@ -420,7 +420,7 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
         stage = kind.model_fields["stage"].default if "stage" in kind.model_fields else "repaconv"
         raise Refused(
             f"{path} is not a readable result of {stage}: {wrong.lstrip(': ').rstrip('.')}.",
-            hint="Run the stage that writes it again.",
+            hint="Run the command that writes it again.",
             code="artefact.unreadable",
         ) from error
 

@@ -124,9 +124,10 @@ class Target(Record):
         if opset is None:
             return self
         if not OLDEST_OPSET <= opset <= self.newest:
+            opsets = f"{OLDEST_OPSET}" + f" to {self.newest}" * (self.newest > OLDEST_OPSET)
             raise UsageProblem(
                 f"no model of opset {opset} is written for the target {self.name}.",
-                hint=f"Give --opset {OLDEST_OPSET} to {self.newest}, or a target whose runtime reads opset {opset}.",
+                hint=f"Give --opset {opsets}, or a target whose runtime reads opset {opset}.",
                 code="export.opset",
             )
         return self.model_copy(update={"opset": opset, "newest_opset": None})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from repaconv.checkpoints.tensor_sanity_checks import second_set_hint
 from repaconv.core.errors import Refused
 from repaconv.results import Known
 from repaconv.sources.named_architectures import REGISTRIES
@@ -32,6 +31,8 @@ def recognised(found: Checkpoint, unknown: Refused) -> Known:
     Raises:
         Refused: No architecture or several match; the hint lists them.
     """
+    from repaconv.checkpoints.tensor_sanity_checks import second_set_hint
+
     near = known_networks(found)
     buildable = [one for one in near if one.exact and one.name.partition(":")[0] in REGISTRIES]
     if len(buildable) == 1:

@@ -59,6 +59,12 @@ def test_parallel_branches_became_one_and_a_layer_without_use_is_gone():
     assert into["attn.dw"] == ()
 
 
+def test_a_block_is_folded_once_more_for_each_of_its_layers():
+    with patch.object(layer_correspondence, "_folded", wraps=layer_correspondence._folded) as folding:
+        _, step, _ = block("repavit", "blocks.0")
+    assert folding.call_count == len(step.before)
+
+
 READINGS = (AdaptedReading, BlockwiseReading, RePaViTReading, RepConvReading, RIFormerReading)
 
 

@@ -288,7 +288,7 @@ def _write_fold(plan: _Plan, progress: Progress) -> _WrittenFold:
             digest = pool.submit(sha256_of, weights)  # and put on the disk, while the rest is computed
             costs = cost_of(trained.module, shape), cost_of(lambda: backbone.deploy(trained.config), shape)
             norms = norms_of(lambda: backbone.deploy(trained.config), shape)
-            rows = with_layers(plan.found, plan.method, plan.settings, trained, plan.size, steps)
+            rows = with_layers(plan.found, plan.method, plan.settings, trained, plan.size, steps, weights)
             known.append((*costs, norms, rows, digest.result()))
         plan.found.require_unchanged()
 

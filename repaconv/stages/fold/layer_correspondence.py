@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv.core import plugins
@@ -31,6 +32,7 @@ def with_layers(
     trained: Reading,
     size: ImageSize,
     certificate: Sequence[FoldStep],
+    weights: Path | None = None,
 ) -> tuple[FoldStep, ...]:
     """The certificate with the layers before and after the fold, in the first row of each kind of block.
 
@@ -41,6 +43,7 @@ def with_layers(
         trained: The network as the method reads it.
         size: Image size for which MACs are counted.
         certificate: The rows of its fold.
+        weights: The folded weights as a safetensors file; the first blocks are folded once more if there is none.
     """
     from repaconv.backbones.parameter_and_mac_counts import layers_of
 
@@ -51,7 +54,9 @@ def with_layers(
         after = layers_of(lambda: backbone.deploy(trained.config), shape)
         chosen = _first_of_kinds(certificate, before, after)
         chosen = _affordable(chosen, before, trained)
-        into = _dependencies(found, method, settings, trained, {name: _layers_in(name, before) for name in chosen})
+        layers = {name: _layers_in(name, before) for name in chosen}
+        right = _folded(trained, layers) if weights is None else _written(weights, layers)
+        into = _dependencies(found, method, settings, trained, layers, right)
     except RepaconvError:  # the changed values may make the checkpoint unreadable; then no layers are shown
         return tuple(certificate)
     return tuple(
@@ -120,9 +125,12 @@ def _dependencies(
     settings: Mapping[str, str],
     trained: Reading,
     layers: Mapping[str, Sequence[str]],
+    right: Mapping[str, Tensor],
 ) -> dict[str, set[str]]:
-    """For every layer of the modules, the folded tensors that change when the layer's own weights change."""
-    right = _folded(trained, layers)
+    """For every layer of the modules, the folded tensors that change when the layer's own weights change.
+
+    ``right`` has the folded tensors before the change, in any floating-point type.
+    """
     into: dict[str, set[str]] = {}
     for turn in range(max(map(len, layers.values()), default=0)):
         changed = {module: names[turn] for module, names in layers.items() if turn < len(names)}
@@ -164,7 +172,7 @@ def _perturbed(tensor: Tensor) -> Tensor:
 
 
 def _same(one: Tensor | None, other: Tensor) -> bool:
-    return one is not None and one.shape == other.shape and bool((one == other).all())
+    return one is not None and one.shape == other.shape and bool((one == other.to(one.dtype)).all())
 
 
 def _folded(reading: Reading, modules: Collection[str]) -> dict[str, Tensor]:
@@ -178,6 +186,15 @@ def _folded(reading: Reading, modules: Collection[str]) -> dict[str, Tensor]:
         if not waiting:
             break
     return tensors
+
+
+def _written(weights: Path, modules: Collection[str]) -> dict[str, Tensor]:
+    """The tensors of some modules in a safetensors file."""
+    from safetensors import safe_open
+
+    with safe_open(weights, framework="pt") as file:
+        names = [name for name in file.keys() if any(_inside(name, module) for module in modules)]  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in names}
 
 
 def _inside(name: str, module: str) -> bool:

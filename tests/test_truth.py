@@ -26,7 +26,7 @@ from repaconv.results import Reason, Tolerance
 from repaconv.results.link_reasons import limit_in_words
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.sources.source_of_run import source_model_of
-from repaconv.verification import folded_graph_verification, graph_with_cached_outputs, rounding
+from repaconv.verification import float64_graphs, folded_graph_verification, graph_with_cached_outputs, rounding
 from repaconv.verification.comparison import Comparison, PerNeighborhood
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.folded_graph_verification import require_runnable, verification_links
@@ -600,6 +600,23 @@ def test_a_graph_of_few_weights_is_loaded_once_until_it_is_compared(monkeypatch)
     monkeypatch.setattr(graph_with_cached_outputs, "KEPT_DURING_FOLD_BYTES", 0)
     require_runnable(Path("net.onnx"), large := Evaluated(ill_conditioned()))
     assert "session" not in vars(large)
+
+
+def test_a_large_graph_releases_its_session_in_float64_which_reopens_on_demand(monkeypatch):
+    model = Net([("MatMul", "x w", "y")], {"w": normal(4, 4)}, {"x": (F, (2, 4))}, {"y": F}).model()
+    graph, opened, load = Evaluated(model), list[Any](), float64_graphs.load_onnx
+    monkeypatch.setattr(float64_graphs, "load_onnx", lambda *given, **how: opened.append(0) or load(*given, **how))
+    first, second, *_ = graph.probes.feeds
+    found = graph.truth(first)["y"]
+    graph.close()
+    graph.truth(second)
+    assert len(opened) == 1
+    monkeypatch.setattr(Evaluated, "may_stay_open", False)
+    graph.close()
+    graph.truths([first, second])  # known already
+    assert len(opened) == 1
+    np.testing.assert_array_equal(graph.float64.run(first)["y"], found)
+    assert len(opened) == 2
 
 
 def test_a_moved_graph_runs_in_float64_on_the_probe_that_is_needed_and_then_on_all_others(monkeypatch):

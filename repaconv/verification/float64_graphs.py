@@ -26,8 +26,6 @@ from repaconv.verification.float64_operators import own_operators
 from repaconv.verification.model_runners import load_onnx
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import onnx
     import onnx_ir as ir
     from threadpoolctl import ThreadpoolController
@@ -62,18 +60,26 @@ class Float64:
             model: The graph.
             weights: Those of its weights that it has marked as external, in float64.
         """
-        session = None
+        self._open = partial(_session, model, weights)
+        self._session: Session | None = None
         with suppress(Exception):  # the runtime raises many classes
             if not any(node.op_type in LACKED for node in model.graph.node):
-                session = _session(model, weights)
-        self.reference = ReferenceEvaluation(model, weights) if session is None else None
+                self._session = self._open()
+        self.reference = ReferenceEvaluation(model, weights) if self._session is None else None
         self.agreed = set[bytes]()
-        self.evaluator = REFERENCE if session is None else RUNTIME
-        self._run: Callable[[Feeds], Mapping[str, Any]] = (session or self.reference).run  # type: ignore[union-attr]
+        self.evaluator = REFERENCE if self._session is None else RUNTIME
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Run the graph and return all outputs, floating-point ones in float64."""
-        return dict(self._run({name: wide(array) for name, array in feeds.items()}))
+        given = {name: wide(array) for name, array in feeds.items()}
+        if self.reference is not None:
+            return self.reference.run(given)
+        self._session = self._session or self._open()
+        return dict(self._session.run(given))
+
+    def close(self) -> None:
+        """Release ONNX Runtime's session, which is as large as the weights in float64; it reopens on demand."""
+        self._session = None
 
     def run_all(self, calls: Sequence[Feeds]) -> list[dict[str, Any]]:
         """Run the graph on each of several inputs; weights are converted once for as many as memory allows."""

@@ -432,6 +432,7 @@ class _GraphComparison:
                 if self.doubt:
                     return {}
                 self.before.truths(feeds)
+            self.before.close()
             exact = self._exact()
             if exact is None and (self.coarse or self._others):
                 return {}

@@ -70,10 +70,15 @@ class Evaluated:
         return load_onnx(self.model)
 
     def close(self) -> None:
-        """Release its sessions, each as large as the weights; cached outputs are kept, and they reopen on demand."""
-        opened = [self.__dict__.pop(name, None) for name in ("session", "_session_without_fusions")]
-        if any(session is not None for session in opened):
-            del opened[:]
+        """Release its sessions, each as large as the weights; cached outputs are kept, and they reopen on demand.
+
+        So is the session in float64, if the graph is large.
+        """
+        opened = [name for name in ("session", "_session_without_fusions") if self.__dict__.pop(name, None) is not None]
+        if "float64" in self.__dict__ and not self.may_stay_open:
+            self.float64.close()
+            opened.append("float64")
+        if opened:
             release_freed_memory()
 
     @cached_property
@@ -89,6 +94,7 @@ class Evaluated:
 
     def discard(self) -> None:
         """Release what the graph holds besides its weights: reference cycles keep that until garbage collection."""
+        self.__dict__.pop("float64", None)
         self.close()
         if (read := self.__dict__.pop("_read", None)) is not None:
             release_weights(read.settled)
@@ -145,7 +151,8 @@ class Evaluated:
     def truths(self, calls: Sequence[Feeds]) -> None:
         """Evaluate the graph in float64 on several inputs at the cost of one conversion of its weights; see `truth`."""
         missing = {key: feeds for feeds in calls if (key := key_of(feeds)) not in self._float64_outputs}
-        self._float64_outputs |= zip(missing, self.float64.run_all([*missing.values()]), strict=True)
+        if missing:
+            self._float64_outputs |= zip(missing, self.float64.run_all([*missing.values()]), strict=True)
 
     @cached_property
     def probes(self) -> Probes:

@@ -83,6 +83,15 @@ def test_a_constant_with_more_axes_than_the_value():
     assert "PRelu" not in kinds(KERAS, weights=weights)
 
 
+@pytest.mark.parametrize(
+    ("up", "down"), [(1e-30, 1e30), (1e30, 1e-30), (np.inf, 1.0), (1.0, np.inf)], ids=["over", "under", "inf", "-inf"]
+)
+def test_slopes_that_float32_cannot_hold_stay(up, down):
+    rows = [*LEFT, ("Mul", "up u", "p"), ("Mul", "down d", "m"), ("Sub", "p m", "y")]
+    model = graph(rows, {"u": np.array(up), "d": np.array(down)}, {"x": SHAPE})
+    assert rewritten(model, (PRELU,))[1] == []
+
+
 def test_integers_stay():
     nodes = [helper.make_node(kind, read.split(), [write]) for kind, read, write in LEFT]
     nodes.append(helper.make_node("Sub", ["up", "down"], ["y"]))

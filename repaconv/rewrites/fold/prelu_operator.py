@@ -70,7 +70,10 @@ def _written(write: Writer, found: _Slopes) -> ir.Value | None:
     factor = float(found.up.flat[0])
     if not (factor > 0 and (found.up == factor).all()) or len(found.nodes) < 2 + (factor != 1):
         return None
-    slope = found.down / factor
+    with np.errstate(over="ignore"):
+        slope = found.down / factor
+    if not _is_in_range(np.append(slope, factor), found.x):
+        return None
     only = float(slope.flat[0]) if (slope == slope.flat[0]).all() else None
     if only == 1:  # a product with a constant, which other rewrites fold
         return None
@@ -82,6 +85,14 @@ def _written(write: Writer, found: _Slopes) -> ir.Value | None:
         new = write("PRelu", found.x, write.constant(slope, found.x))
     new = shaped_like(new, found.x)
     return new if factor == 1 else shaped_like(write("Mul", new, write.constant(factor, found.x)), new)
+
+
+def _is_in_range(numbers: Array, x: ir.Value) -> bool:
+    """Whether none of these numbers becomes zero, infinite or NaN in the type of x, of float64 in float32."""
+    kind = np.float16 if x.dtype is not None and x.dtype.name == "FLOAT16" else np.float32
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = numbers.astype(kind)
+    return bool(np.isfinite(rounded).all()) and np.array_equal(rounded != 0, numbers != 0)
 
 
 _OPERATORS: dict[float | None, str] = {0.0: "Relu", -1.0: "Abs"}
@@ -124,7 +135,8 @@ def _scaled(node: ir.Node, steps: int) -> _Slopes | None:
     if inner is None or factor is None or not (node.op_type == "Mul" or factor.all()):
         return None
     factor = 1 / factor if node.op_type == "Div" else factor
-    return _Slopes(inner.x, inner.up * factor, inner.down * factor, inner.nodes | {node})
+    with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
+        return _Slopes(inner.x, inner.up * factor, inner.down * factor, inner.nodes | {node})
 
 
 _OF_ONE: dict[str, Callable[[_Slopes], tuple[Array, Array]]] = {

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint, read_mmconfig
@@ -299,6 +299,11 @@ def test_either_set_of_a_file_that_holds_one_network_twice_can_be_selected(tmp_p
         alone, one = (Path(run).read_bytes() for run in ("alone/two-alone.exported.onnx", "run/two.exported.onnx"))
         assert one == alone
         assert repaconv("verify", "run")[0] == 0
+    if outer:  # a name that the user gave is a part of those that the hint gives
+        code, _, err = repaconv("fold", "two.pth", *arch, "--weights", outer.removesuffix("."))
+        assert f"--weights {name} reads those with that prefix, --weights without:{name} " in " ".join(err.split())
+        code, _, err = repaconv("fold", "two.pth", "--weights", outer.removesuffix("."))
+        assert f"--weights {name} reads these, --weights without:{name} the others" in " ".join(err.split())
     code, _, err = repaconv("fold", "two.pth", *arch, "--weights", "without:other")
     assert (code, "no set of weights named 'without:other'" in " ".join(err.split())) == (4, True)
 
@@ -534,7 +539,21 @@ def test_weights_that_are_sharded_are_folded_by_what_the_hint_says(tiny_weights,
     with pytest.raises(Refused, match="holds weights in several files") as caught:
         rc.fold("sharded")
     _joined_by(caught.value.hint, monkeypatch)
-    assert rc.fold("sharded.safetensors").verdict == "passed"
+    assert rc.fold("sharded/model.safetensors").verdict == "passed"
+
+
+def test_a_sharded_model_with_its_configuration_is_joined_where_that_is(monkeypatch):
+    folder = Path("it's sharded")
+    folder.mkdir()
+    save_file({"w": torch.ones(2)}, folder / "model-00001-of-00002.safetensors")
+    save_file({"v": torch.ones(3)}, folder / "model-00002-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
+    (folder / "config.json").write_text(json.dumps({"architecture": "resnet18"}))
+    with pytest.raises(Refused, match="holds weights in several files") as caught:
+        rc.fold(folder)
+    assert caught.value.hint.endswith("""then repaconv fold 'it'"'"'s sharded'.""")
+    _joined_by(caught.value.hint, monkeypatch)
+    assert {*load_file(folder / "model.safetensors")} == {"v", "w"}
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns that there is no process group

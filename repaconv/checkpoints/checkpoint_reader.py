@@ -88,6 +88,7 @@ class Checkpoint:
         modules: The modules by their names in the file, if these are the weights of a pickled ``nn.Module``; the module
             itself has the empty name.
         stamp: State of the file before it was read; see `require_unchanged`.
+        prefix: The prefix of all names in the file that ``names`` lack, since --weights selected it, e.g. ``model.``.
     """
 
     path: Path
@@ -99,6 +100,7 @@ class Checkpoint:
     record: Mapping[str, Any]
     modules: Mapping[str, PickledModule] = field(default_factory=dict)
     stamp: change_guard.Stamp | None = None
+    prefix: str = ""
 
     def require_unchanged(self, stamp: change_guard.Stamp | None = None) -> None:
         """Check that the file has not changed since ``stamp``, by default since it was opened.
@@ -164,6 +166,7 @@ def read_checkpoint(
         record=_record(contents.value, place, _places_around(sets)),
         modules=modules_under_prefix(submodules_of(pickled), prefix, only) if pickled else {},
         stamp=stamp,
+        prefix="" if without else prefix,
     )
 
 
@@ -305,13 +308,14 @@ def several_files_hint(folder: Path) -> str:
         command = f"python {shlex.quote(str(folder / 'zero_to_fp32.py'))} {source} {target}"
         return f"a checkpoint of DeepSpeed: {command}; then repaconv fold the file that this writes"
     if any(folder.glob("*.safetensors.index.json")):
-        one = f"{joined}.safetensors"
+        one = str(folder / "model.safetensors")  # next to a config.json, if there is one
         code = (
             "from pathlib import Path; from safetensors.torch import load_file, save_file; "
             f'files = sorted(Path({json.dumps(str(folder))}).glob("*.safetensors")); '
             f"save_file({{k: v for f in files for k, v in load_file(f).items()}}, {json.dumps(one)})"
         )
-        return f"a model in several files: python -c {shlex.quote(code)}; then repaconv fold {shlex.quote(one)}"
+        whole = source if (folder / "config.json").is_file() else shlex.quote(one)
+        return f"a model in several files: python -c {shlex.quote(code)}; then repaconv fold {whole}"
     return ""
 
 

@@ -226,6 +226,7 @@ def of_folder(folder: Path, asked: str | None = None) -> tuple[Architecture, Pat
     config = _config_of(folder)
     weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if weights is None:
+        _require_not_several(folder)
         raise Refused(
             f"{folder} has neither {' nor '.join(WEIGHTS)}.",
             hint="Weights in several files are not read; save the model in one (max_shard_size).",
@@ -264,7 +265,6 @@ def _config_of(folder: Path) -> dict[str, Any]:
     Raises:
         Refused: It cannot be read.
     """
-    from repaconv.checkpoints.checkpoint_reader import several_files_hint
     from repaconv.checkpoints.containers import files_inside
 
     try:
@@ -274,10 +274,7 @@ def _config_of(folder: Path) -> dict[str, Any]:
     except PermissionError as error:
         raise unreadable(folder / CONFIG) from error
     except (OSError, ValueError) as error:
-        if several := several_files_hint(folder):
-            raise Refused(
-                f"{folder} holds weights in several files.", hint=f"It is {several}.", code="folder.several-files"
-            ) from error
+        _require_not_several(folder)
         raise Refused(
             f"{folder} has no readable config.json: {getattr(error, 'strerror', None) or error}.",
             hint="It is a run folder: give the file from which it was made."
@@ -286,6 +283,15 @@ def _config_of(folder: Path) -> dict[str, Any]:
             code="folder.config",
         ) from error
     return config
+
+
+def _require_not_several(folder: Path) -> None:
+    from repaconv.checkpoints.checkpoint_reader import several_files_hint
+
+    if several := several_files_hint(folder):
+        raise Refused(
+            f"{folder} holds weights in several files.", hint=f"It is {several}.", code="folder.several-files"
+        )
 
 
 def completed(arch: Architecture, found: Checkpoint) -> Architecture:
@@ -398,7 +404,7 @@ def _build_and_load(arch: Architecture, found: Checkpoint) -> tuple[nn.Module, s
     else:
         build = _builder(arch)
         module = _default_network(build) if arch.library else build(None)
-        weights, prefix = _own_weights(arch, module, weights, named)
+        weights, prefix = _own_weights(arch, module, weights, named, found.prefix)
         if arch.library:
             module = build(_checkpoint_classes(module, weights))
     weights, named = (_with_batch_counts(module, each) for each in (weights, named))
@@ -409,7 +415,7 @@ def _build_and_load(arch: Architecture, found: Checkpoint) -> tuple[nn.Module, s
 
 
 def _own_weights(
-    arch: Architecture, module: nn.Module, weights: dict[str, Tensor], named: dict[str, Tensor]
+    arch: Architecture, module: nn.Module, weights: dict[str, Tensor], named: dict[str, Tensor], selected: str
 ) -> tuple[dict[str, Tensor], str]:
     """The tensors whose names are the network's, without a prefix that they have in the file, and that prefix.
 
@@ -421,6 +427,7 @@ def _own_weights(
         module: The network, with any number of classes.
         weights: All tensors, by their names without the prefixes of known wrappers.
         named: The same by their names in the file.
+        selected: The prefix that these names lack, since it was selected with --weights.
 
     Returns:
         All tensors and no prefix, if their names are the network's or those under no prefix are.
@@ -440,10 +447,10 @@ def _own_weights(
     whole = [prefix for prefix in prefixes if own <= parts[prefix].keys()]
     within = {prefix: [each for each in whole if each != prefix and each.startswith(prefix)] for prefix in whole}
     exact = [prefix for prefix in whole if own == set(_plain_names(parts[prefix]))]
-    nested = next((inner[0].removesuffix(".") for inner in within.values() if inner), "")
+    nested = next((f"{selected}{inner[0]}".removesuffix(".") for inner in within.values() if inner), "")
     found = whole if nested else exact or whole
     if len(found) > 1:
-        places = [prefix.removesuffix(".") for prefix in sorted(found)]
+        places = [f"{selected}{prefix}".removesuffix(".") for prefix in sorted(found)]
         how = f"Select one with --weights, e.g. --weights {places[0]}."
         if nested:
             how = f"--weights {nested} reads those with that prefix, --weights {WITHOUT}{nested} the others."

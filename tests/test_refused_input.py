@@ -424,8 +424,8 @@ def test_what_the_code_of_arch_prints_is_no_part_of_the_result(repaconv, tmp_pat
 def test_a_function_of_arch_that_is_misspelled_or_left_out_is_told(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(OWN_CODE)
-    with pytest.raises(UsageProblem, match="has no function buidl") as refused:
-        rc.fold(tiny, arch="./net.py:buidl")
+    with pytest.raises(UsageProblem, match="has no function build2") as refused:
+        rc.fold(tiny, arch="./net.py:build2")
     assert refused.value.hint.startswith("Did you mean build?")
     with pytest.raises(UsageProblem, match="names no function in that file") as refused:
         rc.fold(tiny, arch="./net.py")

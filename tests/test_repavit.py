@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from math import sqrt
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -429,3 +431,27 @@ def test_the_positions_of_a_swin_show_its_image_size():
     weights = {name: value for name, value in weights.items() if not name.endswith("attn_mask")}
     with pytest.raises(Refused, match="attn_mask"):  # of the size that the positions show, not a question for the size
         rc.fold(save(weights), settings={"idle_ratio": "0.75"})
+
+
+@pytest.mark.parametrize(
+    ("activations", "told"),
+    [
+        ((torch.nn.ReLU,), "--set act=ReLU"),
+        ((torch.nn.LeakyReLU,), "has no setting for this"),
+        ((torch.nn.ReLU, torch.nn.GELU), "has no setting for this"),
+    ],
+)
+def test_the_activation_of_a_pickled_module_is_given_by_a_setting_that_the_method_takes(activations, told):
+    save(METHOD.example("tiny-swin", seed=0))
+    net = METHOD.read(read_checkpoint(Path("c.pth")), {}).module()
+    net.load_state_dict(METHOD.example("tiny-swin", seed=0), strict=False)  # which counts batches, too
+    kinds = cycle(activations)
+    for name, part in [*net.named_modules()]:
+        if isinstance(part, torch.nn.GELU):
+            net.set_submodule(name, next(kinds)())
+    torch.save(net, "other.pth")
+    with pytest.raises(Refused, match="the activation is") as caught:
+        rc.fold("other.pth")
+    assert told in caught.value.hint
+    if told.startswith("--set"):
+        assert rc.fold("other.pth", settings={"act": "ReLU"}).verdict == "passed"

@@ -7,7 +7,7 @@ module has them as attributes. Loading the pickle would set them, and so does th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import Refused, first_names
@@ -98,7 +98,7 @@ def require_same_settings(reading: Reading, found: Checkpoint) -> None:
         network = reading.module()
     parts = dict(network.named_modules())
     different = {
-        f"{theirs}.{key} is {value}, but was read as {mine}": (key, value)
+        f"{theirs}.{key} is {value}, but was read as {mine}": (key, _values_of(value))
         for own, theirs in _paired(parts, reading, found).items()
         for key, value, mine in _different_settings(parts[own], found.modules[theirs])
     }
@@ -109,7 +109,7 @@ def require_same_settings(reading: Reading, found: Checkpoint) -> None:
         if of_ours and of_theirs and of_ours != of_theirs:
             texts = [", ".join(sorted(map(str, values))) for values in (of_theirs, of_ours)]
             what = "activation" if kind == "act" else "side of the pooling window"
-            different[f"the {what} is {texts[0]}, but was read as {texts[1]}"] = kind, texts[0]
+            different[f"the {what} is {texts[0]}, but was read as {texts[1]}"] = kind, of_theirs
     if different:
         raise Refused(
             f"the pickled module in {found.path} is another network than the one that was read from its tensors: "
@@ -185,13 +185,15 @@ def _side(attributes: Mapping[str, Any]) -> int:
     return side if isinstance(side, int) else 0
 
 
-def _setting_hint(reading: Reading, key: str, value: Any) -> str:
-    """How to read the network with the file's value: by the settings whose names end with the attribute's."""
+def _setting_hint(reading: Reading, key: str, values: Collection[Any]) -> str:
+    """How to read the network with the file's values: by the settings whose names end with the attribute's."""
+    from repaconv.backbones.activation_setting import activation_kind
+
     names = [fact.name for fact in reading.facts if fact.name.removesuffix("s").endswith(key.removesuffix("s"))]
-    one = value[0] if _is_list(value) and len(set(value)) == 1 else value
-    if not names:
+    if not names or len(values) > 1 or (key == "act" and not activation_kind(*values)):
         return "The method has no setting for this, so it cannot fold this network; fold --arch may build it."
-    given = f"{names[0]}={one}" if len(names) == 1 and names[0].endswith(key) else f"{' or '.join(names)}"
+    complete = len(names) == 1 and names[0].endswith(key)
+    given = f"{names[0]}={next(iter(values))}" if complete else " or ".join(f"{name}=..." for name in names)
     return f"Read it as in the file: --set {given}."
 
 

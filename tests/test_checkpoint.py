@@ -269,6 +269,16 @@ def test_two_sets_in_one_state_dict_are_told_apart_by_their_prefix(tmp_path, tin
     assert repaconv("fold", "own.pth", "--arch", "./net.py:build", "--weights", "module")[0] == 0
 
 
+def test_a_head_that_has_two_names_is_no_second_set(tiny_weights, repaconv):
+    again = {name: weight for name, weight in tiny_weights.items() if name.startswith("head.")}
+    torch.save({**again, **{f"model.{name}": weight for name, weight in tiny_weights.items()}}, "head.pth")
+    said = " ".join(repaconv("fold", "head.pth")[2].split())
+    assert again
+    assert "two sets" not in said, said
+    assert "the other tensors again: --weights model reads these." in said
+    assert repaconv("fold", "head.pth", "--weights", "model")[0] == 0
+
+
 TWO_LAYERS = "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))\n"
 
 

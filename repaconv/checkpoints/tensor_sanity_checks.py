@@ -113,7 +113,8 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
 def second_set_hint(names: Collection[str]) -> str:
     """How to select one of two sets of weights, if the file has the names of one network twice; else empty.
 
-    Once they may have no prefix, or one that is a part of the other, such as ``model.`` and ``model.module.``.
+    Once they may have no prefix, or one that is a part of the other, such as ``model.`` and ``model.module.``. A moving
+    average may lack buffers. Fewer than a third of the names are no second network, but e.g. a head that has two names.
 
     Args:
         names: The names in the file.
@@ -129,6 +130,8 @@ def second_set_hint(names: Collection[str]) -> str:
             rest = {name.removeprefix(other) for name in others}
             if rest <= within and any("." in name for name in rest):
                 this = prefix.removesuffix(".")
+                if 3 * len(rest) < len(within):
+                    return f"Under {prefix} are the names of the other tensors again: --weights {this} reads these."
                 that = f"without:{this}" if prefix.startswith(other) else other.removesuffix(".")
                 return (
                     f"Under {prefix} are the names of the other tensors again, so that the file holds two sets of "

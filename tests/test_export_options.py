@@ -54,7 +54,12 @@ def net(tmp_path, monkeypatch):
 
 def test_the_file_of_an_export_is_called_onnx_and_is_no_folder(net, repaconv):
     Path("folder").mkdir()
-    for out, said in (("net.pth", "does not end in .onnx"), ("net", "net.onnx"), ("folder", "is a folder, and a file")):
+    for out, said in (
+        ("net.pth", "not of the form NAME.onnx"),
+        (".onnx", ".onnx.onnx"),
+        ("net", "net.onnx"),
+        ("folder", "is a folder, and a file"),
+    ):
         code, _, err = repaconv("export", "-o", out)
         assert (code, said in " ".join(err.split())) == (2, True), err
     code, _, err = repaconv("verify", "-o", "folder")

@@ -118,8 +118,8 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
     _require_known(options)
     if onnx is not None and Path(onnx).suffix != ".onnx" and not Path(onnx).is_dir():
         raise UsageProblem(
-            f"{onnx} does not end in .onnx, by which the other commands know an ONNX model.",
-            hint=f"Give a name that does, e.g. {Path(onnx).with_suffix('.onnx')}.",
+            f"{onnx} is not of the form NAME.onnx, by which the other commands know an ONNX model.",
+            hint=f"Give a name that is, e.g. {Path(onnx).with_suffix('.onnx')}.",
             code="export.name",
         )
     taken = run_folder.find_run(Path(run) if run else None)

@@ -14,7 +14,7 @@ from repaconv.rewrites.fold.prelu_operator import PRELU
 
 RANDOM = np.random.default_rng(0)
 SHAPE = (2, 4, 3, 5)
-NUMBERS = {"tenth": 0.125, "half": 0.5, "two": 2.0, "most": 0.6, "least": 0.4, "zero": 0.0}
+NUMBERS = {"tenth": 0.125, "half": 0.5, "two": 2.0, "most": 0.6, "least": 0.4, "zero": 0.0, "inf": np.inf}
 WEIGHTS = {**{name: np.array(number) for name, number in NUMBERS.items()}, "a": RANDOM.standard_normal((4, 1, 1))}
 WEIGHTS["some"] = np.array([0.5, 2, -1, 1]).reshape(4, 1, 1)
 LEFT = [("Relu", "x", "up"), ("Neg", "x", "n"), ("Relu", "n", "down")]
@@ -23,6 +23,7 @@ FACENET = [*LEFT, ("Neg", "down", "m"), ("Mul", "a m", "d"), ("Add", "d up", "y"
 TENSORFLOW = [("Relu", "x", "up"), ("Abs", "x", "b"), ("Sub", "x b", "s"), ("Mul", "a s", "d"), ("Mul", "d half", "e")]
 TENSORFLOW += [("Add", "up e", "y")]
 PIX2PIX = [("Mul", "x most", "p"), ("Abs", "x", "b"), ("Mul", "b least", "q"), ("Add", "p q", "y")]
+INFINITE = [("Mul", "x inf", "i"), ("Relu", "i", "r"), ("Min", "r x", "m"), ("Mul", "x half", "h"), ("Max", "m h", "y")]
 
 
 def kinds(rows, outputs=("y",), shape=SHAPE, weights=WEIGHTS):
@@ -62,6 +63,7 @@ def test_one_operator(rows, wanted, shape):
         ([("Mul", "x two", "t"), ("Mul", "x half", "u"), ("Add", "t u", "y")], ("y",)),
         ([("Abs", "x", "b"), ("Sub", "x b", "s"), ("Mul", "s half", "y")], ("y",)),
         ([("Div", "a x", "t"), ("Max", "x t", "y")], ("y",)),
+        (INFINITE, ("y",)),
     ],
     ids=[
         "an output",
@@ -72,6 +74,7 @@ def test_one_operator(rows, wanted, shape):
         "no activation",
         "zero above",
         "divisor",
+        "infinite",
     ],
 )
 def test_what_stays(rows, outputs):

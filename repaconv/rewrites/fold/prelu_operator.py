@@ -132,11 +132,14 @@ def _scaled(node: ir.Node, steps: int) -> _Slopes | None:
         return None
     inner = _of_value(values[0], steps)
     factor = constant(node.inputs[1 if node.inputs[0] is values[0] else 0])
-    if inner is None or factor is None or not (node.op_type == "Mul" or factor.all()):
+    if inner is None or factor is None:
         return None
-    factor = 1 / factor if node.op_type == "Div" else factor
-    with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
-        return _Slopes(inner.x, inner.up * factor, inner.down * factor, inner.nodes | {node})
+    with np.errstate(all="ignore"):
+        factor = 1 / factor if node.op_type == "Div" else factor
+        slopes = inner.up * factor, inner.down * factor
+    if not all(np.isfinite(each).all() for each in slopes):  # their product with zero would be NaN
+        return None
+    return _Slopes(inner.x, *slopes, inner.nodes | {node})
 
 
 _OF_ONE: dict[str, Callable[[_Slopes], tuple[Array, Array]]] = {

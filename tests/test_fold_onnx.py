@@ -1455,3 +1455,10 @@ def test_a_quantised_graph_has_nothing_to_fold(repaconv):
     assert code == 0
     assert "quantized" in out
     assert "nothing to fold" in out
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_a_split_into_one_part_is_removed(axis):
+    rows = [("Sin", "x", "s"), ("Split", "s", "part", {"axis": axis, "num_outputs": 1}), ("Cos", "part", "y")]
+    folded, _ = rewritten(graph(rows, {}, {"x": ("n", 4)}), fold_pipeline.FOLDS)
+    assert [node.op_type for node in folded.graph.node] == ["Sin", "Cos"]

@@ -294,6 +294,7 @@ def test_a_pickled_module_folds_with_its_own_settings():
     net = training_net(ARCHS["tiny-repvgg"])
     net.load_state_dict(METHOD.example("tiny-repvgg", seed=0))
     net.stage0.rbr_dense.conv.stride = net.stage0.rbr_1x1.conv.stride = (1, 1)
+    net.stage0.rbr_dense.conv.padding = "same"  # as pixels, 1
     for part in net.modules():
         if isinstance(part, torch.nn.BatchNorm2d):
             part.eps = 1e-3

@@ -83,13 +83,13 @@ def grouped(batch=-1, channels=C):
 @pytest.mark.parametrize("batch", [N, "batch"])
 def test_groups_of_channels_last_are_one_operator_between_convolutions(batch):
     rows, more = grouped()
-    wanted = ["BatchNormalization", "Conv", "Conv", *NORM, "Relu", "Reshape", "Reshape", "Transpose", "Transpose"]
+    wanted = ["BatchNormalization", "Conv", "Conv", *NORM, "Relu", "Reshape", "Reshape"]
     assert kinds(network(rows, (batch, *IMAGE[1:]), **more)) == wanted
 
 
 def test_groups_of_one_channel_keep_no_reshape():
     rows, more = grouped(channels=G)
-    assert kinds(network(rows, **more)) == ["Conv", "Conv", *NORM, "Relu", "Transpose", "Transpose"]
+    assert kinds(network(rows, **more)) == ["Conv", "Conv", *NORM, "Relu"]
 
 
 def test_the_affine_of_channels_in_groups_goes_into_the_convolution_after_it():

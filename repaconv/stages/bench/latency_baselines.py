@@ -199,7 +199,7 @@ def read_baselines(path: Path) -> Baselines:
         if error.code != "artefact.unreadable":
             raise
         raise Refused(
-            error.message.replace("is not a readable Baselines", "is no file of baselines", 1),
+            error.message.replace("is not a readable result of repaconv", "is no file of baselines", 1),
             hint=hint,
             code="baseline.unreadable",
         ) from error

@@ -129,7 +129,7 @@ def test_a_stage_removes_and_replaces_what_it_wrote_and_nothing_else(tiny, tmp_p
     assert set(tree(RUN)) == {"fold.json", "model.safetensors", *mine, "model.b1.onnx"}
     for given in ({"batch": 1}, {"onnx": "tiny.pth"}, {"onnx": RUN / "model_v2.onnx"}):
         before = tree(tmp_path)
-        with pytest.raises(UsageProblem, match="already exists|is not of the form NAME.onnx"):
+        with pytest.raises(UsageProblem, match=r"already exists|is not of the form NAME\.onnx"):
             rc.export(**given)
         assert tree(tmp_path) == before
     rc.export(onnx="deployed.onnx")  # an earlier fold's, unchanged

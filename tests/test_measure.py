@@ -364,6 +364,7 @@ def test_openings_are_as_many_as_the_rounds_pay_for():
     assert session_load_count(50, round_s=1.0, opening_s=10.0) == 5
     assert session_load_count(50, round_s=0.1, opening_s=60.0) == 4, "a result needs some, whatever they take"
     assert session_load_count(6, round_s=0.1, opening_s=60.0) == 1, "a first look does not"
+    assert session_load_count(12, round_s=0.4, opening_s=2.4) == 3, "two loads have a wide interval"
     assert session_load_count(3, round_s=0.0, opening_s=0.0) == 1
     assert session_load_count(5000, round_s=0.0, opening_s=0.0) == 2500
     assert more_rounds(round_s=0.002, opening_s=0.09) == 2 * 50

@@ -333,10 +333,11 @@ def session_load_count(rounds: int, round_s: float, opening_s: float, spend_s: f
     """Return the number of session loads: as many as fit in the time budget or in the time of the rounds.
 
     The shorter an inference, the more its latency depends on memory layout, and the less time a load takes. With
-    enough rounds for a reliable result it is at least `FEWEST_LOADS`.
+    enough rounds for a reliable result it is at least `FEWEST_LOADS`. It is three rather than two, whose interval is
+    3.6 times as wide (Student's t).
     """
     affordable = int(max(spend_s, rounds * round_s) / max(opening_s, 1e-6))
-    least = FEWEST_LOADS if rounds >= FEWEST_ROUNDS else 1
+    least = FEWEST_LOADS if rounds >= FEWEST_ROUNDS else 3 if affordable == 2 else 1
     return max(1, min(max(affordable, least), rounds // ROUNDS_PER_LOAD))
 
 

@@ -324,7 +324,7 @@ def test_a_pipe_that_is_closed_before_anything_is_written_fails_nothing(tiny, co
     assert (done.returncode, "Traceback" in done.stderr, "Exception ignored" in done.stderr) == (0, False, False)
 
 
-def test_the_work_is_done_although_nobody_reads_its_progress(tiny, tmp_path, monkeypatch):
+def test_the_work_is_done_although_its_progress_is_not_read(tiny, tmp_path, monkeypatch):
     """The fold ended at its first line, and the exit code was 0; a closed stderr discarded stdout, too."""
     monkeypatch.chdir(tmp_path)
     assert as_a_shell(f"repaconv fold {tiny} -o run 2>&1 | true").returncode == 0
@@ -333,7 +333,7 @@ def test_the_work_is_done_although_nobody_reads_its_progress(tiny, tmp_path, mon
     assert "passed: every fold" in done.stdout
 
 
-def test_a_failure_is_told_to_the_shell_although_nobody_reads_the_rest(tiny):
+def test_a_failure_is_told_to_the_shell_although_the_rest_is_not_read(tiny):
     Path("recipe.toml").write_text(f'checkpoint = "{tiny}"\nsha256 = "{"0" * 64}"\n')
     done = as_a_shell("repaconv gate recipe.toml | true")
     assert (done.returncode, "Traceback" in done.stderr) == (4, False), done.stderr

@@ -45,6 +45,16 @@ def without(weights, *parts):
     return {name: value for name, value in weights.items() if not any(part in name for part in parts)}
 
 
+def renamed(weights, spellings):
+    """Weights under other names: each (pattern, replacement) is applied in turn."""
+    found = {}
+    for name, value in weights.items():
+        for pattern, replacement in spellings:
+            name = re.sub(pattern, replacement, name)
+        found[name] = value
+    return found
+
+
 def in_timms_names(weights):
     """What timm's ByobNet calls the same."""
     spellings = (
@@ -58,12 +68,7 @@ def in_timms_names(weights):
         (r"se\.(down|reduce)", "attn.fc1"),
         (r"se\.(up|expand)", "attn.fc2"),
     )
-    renamed = {}
-    for name, value in weights.items():
-        for pattern, replacement in spellings:
-            name = re.sub(pattern, replacement, name)
-        renamed[name] = value
-    return renamed
+    return renamed(weights, spellings)
 
 
 def in_mmpretrains_names(weights):
@@ -83,12 +88,7 @@ def in_mmpretrains_names(weights):
         (r"^(?!linear)", "backbone."),
         (r"^linear\.", "head.fc."),
     )
-    renamed = {}
-    for name, value in weights.items():
-        for pattern, replacement in spellings:
-            name = re.sub(pattern, replacement, name)
-        renamed[name] = value
-    return renamed
+    return renamed(weights, spellings)
 
 
 # --- the algebra ------------------------------------------------------------------------------------------

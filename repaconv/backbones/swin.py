@@ -334,7 +334,7 @@ class SwinFfnReplacement:
         return folded, ("norm1's affine -> attn.qkv", "1 / sqrt(dh) -> q"), Affine.eye(width)
 
     def fold_outside_blocks(self, config: SwinConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
-        first = ("patch_embed.", "absolute_pos_embed")
+        first = ("patch_embed.", POSITIONS)
         yield FoldedPart({n: w.double() for n, w in tensors.items() if n.startswith(first)})
         for stage in range(len(config.widths) - 1):
             place = f"layers.{stage}.downsample"

@@ -85,12 +85,13 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
     """
     _none_of("checkpoint.missing-keys", "lacks", expected.keys() - tensors.keys(), "The file is only part of a net.")
     more = [names.get(name, name) for name in tensors.keys() - expected.keys()]
+    every = {names.get(name, name) for name in tensors}
     _none_of(
         "checkpoint.unexpected-keys",
         "has keys that no part of this net takes:",
         more,
-        second_set_hint({names.get(name, name) for name in tensors})
-        or _lost_weight_hint(more, {names.get(name, name) for name in tensors})
+        second_set_hint(every)
+        or _lost_weight_hint(more, every)
         or "Folding only a part would be wrong. If they are not its weights: "
         + _selection({names.get(name, name) for name in expected}, more)
         + ".",

@@ -189,7 +189,7 @@ def _by_line() -> Any:
             try:
                 sys.stderr.write(f"{time.monotonic() - begun:7.1f} s  {escape_control_characters(what)}\n")
                 sys.stderr.flush()
-            except BrokenPipeError:  # the work goes on although nobody reads its progress
+            except BrokenPipeError:  # the work continues although its progress is not read
                 discard(sys.stderr)
 
     return print_step

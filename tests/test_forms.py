@@ -29,6 +29,7 @@ from repaconv.onnx_export.torch_exporter import to_onnx
 from repaconv.rewrites.speed import (
     attention_operator,
     channel_padding,
+    channels_last_as_tokens,
     combined_query_key_weights,
     concat_of_split_parts,
     cubic_resize,
@@ -69,6 +70,7 @@ MODULES = (
     ),
     *(moves, whole_sample_norms, channel_padding, patch_embedding, global_pooling, rows, winograd_convolutions),
     split_transposes,
+    channels_last_as_tokens,
 )
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}
 EXACT = 1e-11
@@ -314,6 +316,29 @@ def test_what_one_transpose_does_for_a_product_stays(perm):
     graph = Graph(x=[4, 4, 4], y=[4, 4, 4])
     if perm[0] == 0:
         assert changed(graph.model(graph("MatMul", "y", graph("Transpose", "x", perm=perm))), "turn-in-product") == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((3, 4, 5), [0, 2, 3, 1]),
+        ((1, 4, 1), [0, 2, 3, 1]),
+        ((3, 2, 4, 5), [0, 2, 3, 4, 1]),
+        ((3, "n", 5), [0, 2, 3, 1]),
+    ],
+)
+def test_channels_are_moved_last_as_those_of_tokens(shape, order):
+    graph = Graph(x=shape)
+    after = changed(graph.model(graph("Transpose", "x", perm=order)), "channels-last-as-tokens")
+    assert after == ["channels-last-as-tokens"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "order"), [((3, 4, 5), [0, 3, 1, 2]), ((4, 5), [0, 2, 1]), ((3, "n", "m"), [0, 2, 3, 1])]
+)
+def test_other_moves_of_images_stay(shape, order):
+    graph = Graph(x=shape)
+    assert changed(graph.model(graph("Transpose", "x", perm=order)), "channels-last-as-tokens") == []
 
 
 def patched(*, size=(4, 6), side=2, width=5, stride=None, pads=(0, 0, 0, 0), bias=True, read=None, prefix=2):

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
 TOOLS = ("onnxsim", "onnxslim")
 """Simplifiers in the order tried; the second is used if the first is missing or fails."""
-SKIPPED_PASSES = ["fuse_qkv", "fuse_attention", "fuse_gqa", "fuse_rope", "fuse_reshape_family"]
+SKIPPED_PASSES = [
+    *("fuse_qkv", "fuse_attention", "fuse_gqa", "fuse_rope", "fuse_reshape_family"),
+    "fuse_consecutive_transposes",
+]
 """onnxsim passes that undo rewrites, or write operators that only ONNX Runtime has: the rewrite preset decides whether
-layers of one input are merged, which operators are fused, and where a Flatten stands between transposes."""
+layers of one input are merged, which operators are fused, and into which steps a Transpose is divided."""
 
 
 @dataclass(frozen=True)

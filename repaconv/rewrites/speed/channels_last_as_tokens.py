@@ -1,0 +1,51 @@
+"""channels-last-as-tokens: move the channels of an image last as those of its tokens.
+
+    transpose(x [n, c, h, w], 0 2 3 1) = transpose(x [n, c, h w], 0 2 1) [n, h, w, c]
+
+OpenVINO's convolutions keep channels last in memory, so that the Transpose need not move anything. It sees that for the
+three axes. The four axes it moves, and the next layers read the result in an order that costs more than the Transpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from repaconv.graph.index_selections import perm_of
+from repaconv.graph.nodes_and_constants import Writer, nodes_of
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import product, reshape_target, sizes
+from repaconv.graph.tensor_views import reshaped, transposed
+from repaconv.results import Change
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def _channels_last_as_tokens(model: ir.Model) -> Iterator[Change]:
+    for node in nodes_of(model, "Transpose"):
+        image = sizes(node.inputs[0])
+        if image is None or len(image) < 4 or perm_of(node, len(image)) != [0, *range(2, len(image)), 1]:
+            continue
+        batch, channels, *pixels = image
+        channels_last = (batch, *pixels, channels)
+        write, given = Writer(model, node), node.inputs[0]
+        if given is None or reshape_target((batch, product(pixels), channels), channels_last) is None:
+            continue
+        tokens = reshaped(write, given, (batch, channels, product(pixels)))
+        if tokens is None:
+            continue
+        found = reshaped(write, transposed(write, tokens, [0, 2, 1]), channels_last)
+        write.replace(node.outputs[0], found)
+        yield Change(
+            rewrite="channels-last-as-tokens", place=node.name or "", description="Transpose of the image's tokens"
+        )
+
+
+CHANNELS_LAST_AS_TOKENS = Rewrite(
+    "channels-last-as-tokens",
+    "a Transpose that moves the channels of an image to the end, of which at most one size beside the batch is dynamic",
+    _channels_last_as_tokens,
+    order=101,
+    keeps=True,
+)

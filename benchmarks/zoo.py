@@ -233,9 +233,10 @@ print(json.dumps([used.ru_utime + used.ru_stime, used.ru_maxrss, code]))
 def timed(command: list[str]) -> dict[str, Any]:
     """Run one of the commands in this environment, on one thread: its CPU seconds, and its memory at most.
 
-    Python keeps what it compiled, as of an installed package.
+    Python keeps what it compiled, as of an installed package, and OpenBLAS takes the kernels of this CPU.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
+    environment = {**kept, "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"

@@ -7,7 +7,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-quick test-lowest test-slow release-check dist golden golden-write lint arm docker-steps torture mutants code-mutants train clean
-.PHONY: recipes bench-throughput bench-blocks bench-slow-kernels bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-family bench-fixed-batch bench-fold bench-forms bench-gate bench-hand bench-noise bench-originals bench-task-noise bench-power bench-precision bench-profile bench-roofline bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
+.PHONY: recipes bench-throughput bench-blocks bench-slow-kernels bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-family bench-fixed-batch bench-fold bench-forms bench-gate bench-hand bench-noise bench-originals bench-task-noise bench-power bench-precision bench-profile bench-roofline bench-tasks bench-torch bench-tuner bench-ultralytics bench-rewrite bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
@@ -138,6 +138,9 @@ bench-slow-kernels: .venv/installed-dev
 # What a fixed batch size gains on this processor. Needs timm and OpenVINO.
 bench-fixed-batch: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fixed_batch_size.py -o benchmarks/results/fixed_batch_size.json
+
+bench-rewrite: .venv/installed
+	OMP_NUM_THREADS=1 PYTHONPATH=benchmarks $(BIN)/python benchmarks/without_one_rewrite.py $(or $(REWRITE),channels-last-as-tokens) -o benchmarks/results/without_one_rewrite.json
 
 bench-zoo: .venv/installed
 	$(BIN)/python benchmarks/zoo.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SPEED),--speed) $(if $(COST),--cost)

@@ -1,0 +1,124 @@
+"""What one rewrite of a target's default preset gains, on networks of timm in each precision of the runtime.
+
+    PYTHONPATH=benchmarks python benchmarks/without_one_rewrite.py REWRITE [--target x86-64-openvino] [--nets NAME ...]
+        [--rounds 60] [-o benchmarks/results/without_one_rewrite.json]
+
+The folded network in the default preset of this CPU, and in the same preset without the rewrite, interleaved in one
+run: one thread, batch 1, seeded weights. A network that the rewrite does not change is left out. With
+``ONEDNN_MAX_CPU_ISA=AVX2`` OpenVINO uses its kernels for AVX2, and the result says so. A result file keeps what it has
+of other rewrites, networks and ISA levels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from zoo_networks import drawn, load_torchvision
+
+import repaconv
+from repaconv.benchmark.cpu_isa_level import isa_level
+from repaconv.benchmark.interleaved_protocol import Entrant, Measurement, Protocol, measure
+from repaconv.core import plugins
+from repaconv.core.files import canonical_json
+from repaconv.engines.contract import SessionSpec
+from repaconv.graph.models_in_onnx_ir import rewritten
+from repaconv.rewrites.presets import chosen
+from repaconv.stages.shared.target_lookup import default_rewrites, load_target
+
+NETWORKS = (
+    *("convnext_tiny", "convnextv2_nano", "mambaout_femto", "caformer_s18", "focalnet_tiny_srf", "edgenext_small"),
+    *("tiny_vit_11m_224", "fastvit_sa12", "maxvit_pico_rw_256", "swin_tiny_patch4_window7_224", "xcit_nano_12_p16_224"),
+)
+
+
+def written(name: str, rewrite: str, target: str, folder: Path) -> tuple[dict[str, Path], torch.Tensor] | None:
+    """The graphs of a network with and without the rewrite, and an image; None if the rewrite changes nothing."""
+    import timm
+
+    torch.manual_seed(0)
+    module = timm.create_model(name).eval().requires_grad_(False)
+    drawn(module)
+    image = torch.randn(1, *module.default_cfg["input_size"])
+    original = folder / "original.onnx"
+    torch.onnx.export(module, (image,), original, dynamo=True, verbose=False)
+    run = repaconv.fold(original, out=folder / "run")
+    folded, device = onnx.load(folder / "run" / run.payload.path), load_target(target)
+    preset = chosen(default_rewrites(device, "graph"), device.newest).rewrites
+    graphs = {}
+    for kind, rewrites in (("without", [each for each in preset if each.name != rewrite]), ("with", preset)):
+        model, changes = rewritten(folded, rewrites)
+        graphs[kind] = folder / f"{kind}.onnx"
+        onnx.save(model, graphs[kind])
+    return (graphs, image) if any(change.rewrite == rewrite for change in changes) else None
+
+
+def timed(graphs: dict[str, Path], image: torch.Tensor, target: str, precision: str, rounds: int) -> Measurement:
+    """Both graphs in the same rounds."""
+    device = load_target(target)
+    engine, spec = plugins.load(plugins.ENGINES, device.runtime), SessionSpec(threads=1, precision=precision)
+
+    def call(session: Any, _: Any) -> Any:
+        return partial(session.run, {session.inputs[0].name: image.numpy()})
+
+    entrants = {kind: Entrant(partial(engine.open, path, spec), call) for kind, path in graphs.items()}
+    return measure(entrants, Protocol(rounds, cores=1))
+
+
+def row(name: str, given: argparse.Namespace, precisions: list[str]) -> dict[str, Any] | None:
+    """What is measured of a network; None if the rewrite does not change it."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = written(name, given.rewrite, given.target, Path(folder))
+        if made is None:
+            return None
+        found = {precision: timed(*made, given.target, precision, given.rounds) for precision in precisions}
+    machine = next(iter(found.values())).machine
+    return {
+        "network": name,
+        "rewrite": given.rewrite,
+        "target": given.target,
+        "cpu": f"{machine['cpu']} {machine['cpu_number']}",
+        "kernels": os.environ.get("ONEDNN_MAX_CPU_ISA", isa_level(load_target(given.target).architecture)),
+        "speedup": {
+            precision: [round(value, 3) for value in (of.median, of.low, of.high)]
+            for precision, of in ((precision, each.ratio("with", "without")) for precision, each in found.items())
+        },
+        "session_loads": {precision: each.session_loads for precision, each in found.items()},
+    }
+
+
+def key(measured: dict[str, Any]) -> tuple[str, ...]:
+    """What a later measurement of the same replaces."""
+    return tuple(measured[name] for name in ("rewrite", "target", "network", "cpu", "kernels"))
+
+
+def main() -> None:
+    """Measure each network, and write each result as it comes."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("rewrite")
+    options.add_argument("--target", default="x86-64-openvino")
+    options.add_argument("--nets", nargs="+", default=NETWORKS)
+    options.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
+    options.add_argument("--rounds", type=int, default=60)
+    options.add_argument("-o", "--out", type=Path)
+    given = options.parse_args()
+    load_torchvision()
+    for name in given.nets:
+        found = row(name, given, given.precisions)
+        print(name, "not changed" if found is None else found["speedup"], flush=True)
+        if found is None or not given.out:
+            continue
+        known = json.loads(given.out.read_text()) if given.out.is_file() else []
+        rows = {key(each): each for each in (*known, found)}
+        given.out.write_text(canonical_json([rows[each] for each in sorted(rows)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -93,7 +93,7 @@ class Norm(nn.Module):
         """[B, C, H, W] -> [B, C, H, W]."""
         if self.kind == "GN" and self.weight is None and not runs_on_gpu(x):
             # equal to group_norm, which the exporter would translate with an additional product with ones
-            return F.instance_norm(x.flatten(1).unsqueeze(1), eps=self.eps).view_as(x)
+            return F.instance_norm(x.reshape(x.shape[0], 1, -1), eps=self.eps).view_as(x)
         if self.kind == "GN":
             return F.group_norm(x, 1, self.weight, self.bias, self.eps)
         tokens = F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],), self.weight, self.bias, self.eps)

@@ -259,3 +259,17 @@ def test_images_of_one_channel_are_gray_and_have_no_order_of_channels(repaconv):
     code, out, _ = repaconv("fold", FOLDER / "repavit.pth")
     said = " ".join(out.split())
     assert (code, ", gray, mean 77.775" in said, "RGB" in said, "channel_order" in said) == (0, True, False, False)
+
+
+@pytest.mark.parametrize(("channels", "word"), [(1, "gray"), (2, "2 channels"), (3, "RGB")])
+def test_images_of_an_onnx_model_and_of_an_architecture_are_described_with_their_channels(
+    repaconv, channels, word, tmp_path
+):
+    (tmp_path / "net.py").write_text(f"from torch import nn\ndef build():\n    return nn.Conv2d({channels}, 4, 3)\n")
+    torch.save(nn.Conv2d(channels, 4, 3).state_dict(), "net.pth")
+    settings = [part for name in ("image_size=8", "mean=0", "std=255") for part in ("--set", name)]
+    for what in (("net.pth", "--arch", "./net.py:build", "-o", "run"), ("run/net.folded.onnx", "-o", "graph")):
+        code, out, err = repaconv("fold", *what, *settings, "--no-measure")
+        said = " ".join(out.split())
+        assert (code, f", {word}, mean 0" in said) == (0, True), err
+        assert ("channel_order" in said) == (channels == 3)

@@ -229,6 +229,11 @@ class MethodFold(FoldArtefact):
     certificate: tuple[FoldStep, ...]
 
     @property
+    def image_channels(self) -> int:
+        """Channels of the network's images."""
+        return int(self.config["in_channels"])
+
+    @property
     def called(self) -> str:
         """The method."""
         return self.method
@@ -268,6 +273,7 @@ class GraphFold(FoldArtefact):
 
     Attributes:
         kind: Always ``graph``.
+        image_channels: Channels of the network's images; null if its input is not one batch of images.
         scores: The output that is the scores of classes; null if none is.
         structure: The SHA-256 of the folded graph without the values of constants of more than one axis: equal for
             networks that differ only in such weights.
@@ -292,6 +298,7 @@ class GraphFold(FoldArtefact):
     FORMER: ClassVar[Mapping[str, str]] = {"left": "not_folded", "taken_back": "reverted"}
 
     kind: Literal["graph"] = "graph"
+    image_channels: int | None = None
     scores: ClassScores | None = None
     structure: str
     float64: str

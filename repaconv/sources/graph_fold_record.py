@@ -342,6 +342,7 @@ def recorded(
     return {
         "verdict": verdict_of(links),
         "applied": tuple(dict.fromkeys(change.rewrite for change in changes)),
+        "image_channels": image_channels(inputs_of(before.model)) if taken.image_size else None,
         "any_image_size": taken.any_image_size,
         "batch": taken.batch,
         "whole": taken.whole,

@@ -135,8 +135,9 @@ def _size_before_crop(given: tuple[int, int], wanted: Preprocessing, size: tuple
 def preprocessing_text(wanted: Preprocessing, size: tuple[int, int], channels: int | None = None) -> str:
     """Describe the preprocessing and where it comes from, of a network with so many channels, if that is known."""
     edge = wanted.resize_edge or (max(size) if wanted.keep_ratio else f"{size[0]} x {size[1]}")
-    assumed = ", ".join(name for name in wanted.assumed if channels != 1 or name != "channel_order")
-    order = "gray" if channels == 1 else wanted.channel_order
+    colored = channels in (None, 3)
+    assumed = ", ".join(name for name in wanted.assumed if colored or name != "channel_order")
+    order = wanted.channel_order if colored else "gray" if channels == 1 else f"{channels} channels"
     return (
         f"{'shorter edge' if wanted.keep_ratio else 'both edges'} to {edge} ({wanted.interpolation}), "
         f"center crop {size[0]} x {size[1]}, "

@@ -33,8 +33,7 @@ def _images(done: MethodFold | GraphFold) -> None:
     by = f"[yellow]assumed[/]: {plain(fact.source)}; --set image_size=N" if fact and fact.assumed else plain(by)
     stdout().print(f"image size: {size_text(done.image_size)} pixels ({by})")
     if done.preprocessing:
-        channels = getattr(done, "config", {}).get("in_channels")
-        stdout().print(f"images: {plain(preprocessing_text(done.preprocessing, done.image_size, channels))}")
+        stdout().print(f"images: {plain(preprocessing_text(done.preprocessing, done.image_size, done.image_channels))}")
     else:
         why = next((f"{fact.source} says {fact.against}" for fact in done.facts if fact.name == "preprocessing"), "")
         why = why or "preprocessing unknown"
@@ -86,12 +85,15 @@ def _not_folded(done: MethodFold | GraphFold) -> None:
 def _graph(done: GraphFold) -> None:
     """Print the recognized network, every change of the graph, the costs before and after, and the comparisons."""
     from repaconv.results import NetworkFold
+    from repaconv.sources.named_architectures import CONFIG
 
     if isinstance(done, NetworkFold) and done.known:
         but = f", but for {done.known.differs}" if done.known.differs else ""
         stdout().print(
             f"taken for {plain(done.arch)}: the names and shapes of all its tensors are the same{plain(but)}"
         )
+    if config := next((fact for fact in done.facts if fact.name == CONFIG and fact.assumed), None):
+        stdout().print(f"configuration: {plain(str(config.value))} ([yellow]assumed[/]: {plain(config.source)})")
     if done.changes:
         changes = table("rewrite", "place", "what was done")
         for change in done.changes if is_verbose() else done.changes[:PRINTED_ROWS]:

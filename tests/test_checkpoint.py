@@ -7,13 +7,17 @@ import gzip
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import types
 import warnings
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -301,8 +305,9 @@ def test_either_set_of_a_file_that_holds_one_network_twice_can_be_selected(tmp_p
     assert f"in the file 2 times, under these prefixes: {outer.removesuffix('.') or 'none'}, {name}" in said
     assert f"--weights {name} reads those with that prefix, --weights without:{name} the others" in said
     code, _, err = repaconv("fold", "two.pth")
-    assert f"--weights {name} reads these, --weights without:{name} the others" in " ".join(err.split())
-    for chosen, expected in ((name, average), (f"without:{name}", weights)):
+    within = f"{outer.removesuffix('.')},without:{name}".removeprefix(",")
+    assert f"--weights {name} reads these, --weights {within} the others" in " ".join(err.split())
+    for chosen, expected in ((name, average), (f"without:{name}", weights), (within, weights)):
         torch.save(expected, tmp_path / "two-alone.pth")
         assert repaconv("fold", "two-alone.pth", *arch, "-o", "alone", "--force")[0] == 0
         assert repaconv("fold", "two.pth", *arch, "--weights", chosen, "-o", "run", "--force")[0] == 0
@@ -311,11 +316,38 @@ def test_either_set_of_a_file_that_holds_one_network_twice_can_be_selected(tmp_p
         assert repaconv("verify", "run")[0] == 0
     if outer:  # a name that the user gave is a part of those that the hint gives
         code, _, err = repaconv("fold", "two.pth", *arch, "--weights", outer.removesuffix("."))
-        assert f"--weights {name} reads those with that prefix, --weights without:{name} " in " ".join(err.split())
+        assert f"--weights {name} reads those with that prefix, --weights {within} " in " ".join(err.split())
         code, _, err = repaconv("fold", "two.pth", "--weights", outer.removesuffix("."))
-        assert f"--weights {name} reads these, --weights without:{name} the others" in " ".join(err.split())
+        assert f"--weights {name} reads these, --weights {within} the others" in " ".join(err.split())
     code, _, err = repaconv("fold", "two.pth", *arch, "--weights", "without:other")
     assert (code, "no set of weights named 'without:other'" in " ".join(err.split())) == (4, True)
+
+
+@pytest.mark.parametrize("place", [".", "state_dict"])
+@pytest.mark.parametrize("prefixes", [("", "model.", "model.module."), ("a.", "a.b.", "a.b.c.")])
+def test_each_of_three_sets_of_weights_of_which_one_lies_in_another_can_be_selected(tmp_path, prefixes, place):
+    (tmp_path / "net.py").write_text(TWO_LAYERS)
+    weights = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).state_dict()
+    saved = {f"{each}{name}": one + number for number, each in enumerate(prefixes) for name, one in weights.items()}
+    torch.save(saved if place == "." else {place: saved}, "three.pth")
+
+    def fold(weights: str | None) -> rc.NetworkFold:
+        options = {"arch": "./net.py:build", "image_size": 8, "measure": False, "out": "run", "force": True}
+        return rc.fold("three.pth", weights=weights, **options)
+
+    chosen, selected = [], None
+    for _ in range(2):  # what a hint says reads one of the sets, and all further in, of which the next hint tells
+        with pytest.raises(Refused, match=r"in the file [23] times") as caught:
+            fold(selected)
+        selected, others = re.findall(r"--weights (\S+)", caught.value.hint)
+        chosen.append(others)
+    for number, each in enumerate([*chosen, selected]):
+        assert fold(each).origin.weights == each
+        read = read_checkpoint("three.pth", each)
+        stored = {name: read.tensors[short] for short, name in read.names.items()}
+        assert {*stored} == {f"{prefixes[number]}{name}" for name in weights}
+        assert torch.equal(stored[f"{prefixes[number]}0.bias"], weights["0.bias"] + number)
+        assert rc.verify("run").verdict == "passed"
 
 
 def test_unsound_weights_are_named(tmp_path, tiny_weights):
@@ -540,16 +572,37 @@ def _joined_by(hint: str, monkeypatch) -> None:
     subprocess.run(command, shell=True, check=True, capture_output=True)
 
 
+def _refused_as_several(call: Callable[[], Any]) -> str:
+    """The hint of a refusal of weights in several files."""
+    with pytest.raises(Refused, match=r"several files|is a folder|no weights") as caught:
+        call()
+    return caught.value.hint
+
+
 def test_weights_that_are_sharded_are_folded_by_what_the_hint_says(tiny_weights, monkeypatch):
     Path("sharded").mkdir()
+    hints = []
     names = list(tiny_weights)
     for part, own in enumerate((names[:20], names[20:]), 1):
         save_file({name: tiny_weights[name] for name in own}, f"sharded/model-0000{part}-of-00002.safetensors")
     Path("sharded/model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
-    with pytest.raises(Refused, match="holds weights in several files") as caught:
-        rc.fold("sharded")
-    _joined_by(caught.value.hint, monkeypatch)
+    shard, index = "sharded/model-00001-of-00002.safetensors", "sharded/model.safetensors.index.json"
+    for given in (partial(rc.fold, "sharded"), partial(rc.inspect, "sharded"), partial(rc.inspect, shard)):
+        hints.append(_refused_as_several(given))
+    hints += [_refused_as_several(partial(rc.fold, each, arch="timm:resnet18")) for each in (shard, index)]
+    assert len({hint.partition(": ")[2] for hint in hints}) == 1
+    _joined_by(hints[0], monkeypatch)
     assert rc.fold("sharded/model.safetensors").verdict == "passed"
+
+
+def test_weights_in_several_bin_files_are_folded_by_what_the_hint_says(tiny_weights, monkeypatch):
+    Path("sharded").mkdir()
+    names = list(tiny_weights)
+    for part, own in enumerate((names[:20], names[20:]), 1):
+        torch.save({name: tiny_weights[name] for name in own}, f"sharded/pytorch_model-0000{part}-of-00002.bin")
+    Path("sharded/pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {}}))
+    _joined_by(_refused_as_several(partial(rc.fold, "sharded/pytorch_model-00002-of-00002.bin")), monkeypatch)
+    assert rc.fold("sharded/pytorch_model.bin").verdict == "passed"
 
 
 def test_a_sharded_model_with_its_configuration_is_joined_where_that_is(monkeypatch):
@@ -576,6 +629,7 @@ def test_a_distributed_checkpoint_is_folded_by_what_the_hint_says(tiny_weights, 
     with pytest.raises(Refused, match="holds no weights") as part:
         rc.fold(next(Path("several").glob("*.distcp")))
     assert "dcp_to_torch" in part.value.hint
+    assert _refused_as_several(partial(rc.inspect, "several")) == caught.value.hint
     _joined_by(caught.value.hint, monkeypatch)
     assert rc.fold("several.pth").verdict == "passed"
 
@@ -590,7 +644,15 @@ def test_files_of_deepspeed_are_told_apart_from_damaged_ones(tiny_weights):
     Path("saved/global_step1/zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
     with pytest.raises(Refused, match="several files") as caught:
         rc.fold("saved")
-    assert "python saved/zero_to_fp32.py saved saved.pth" in caught.value.hint
+    joining = "python saved/zero_to_fp32.py saved saved.pth"
+    assert joining in caught.value.hint
+    assert joining in _refused_as_several(partial(rc.inspect, "saved"))
+    Path("saved/zero_to_fp32.py").touch()
+    Path("mp_rank_00_model_states.pt").rename("saved/global_step1/mp_rank_00_model_states.pt")
+    assert joining in _refused_as_several(partial(rc.inspect, "saved/global_step1"))
+    with pytest.raises(Refused, match="ZeRO stage 3") as caught:
+        rc.fold("saved/global_step1/mp_rank_00_model_states.pt")
+    assert joining in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,11 @@ def test_a_misspelled_package_of_an_architecture_is_told_the_nearest(tiny):
     for name in ("timm", "timm:", ":build"):
         with pytest.raises(UsageProblem, match=f"--arch {name} names no architecture"):
             rc.fold(tiny, arch=name)
+    with pytest.raises(UsageProblem, match="--arch resnet50 names no package") as refused:
+        rc.fold(tiny, arch="resnet50")
+    assert "timm:resnet50" in refused.value.hint
+    with pytest.raises(UsageProblem, match="is neither a package that it takes networks from nor a Python file"):
+        rc.fold(tiny, arch=f"{tiny}:build")
 
 
 def test_a_head_without_its_weight_is_said_to_be_incomplete(tmp_path):
@@ -183,7 +188,7 @@ def test_a_damaged_baseline_is_refused_before_anything_is_measured(folded, text)
         assert "bench" not in step
 
     Path("b.json").write_text(text)
-    with pytest.raises(Refused, match=r"^b\.json is no file of baselines: [^:]") as refused:
+    with pytest.raises(Refused, match=r"^b\.json is not a readable file of baselines: [^:]") as refused:
         rc.bench("run", rounds=2, baseline="b.json", progress=measures)
     assert refused.value.code == "baseline.unreadable"
     assert "--update-baseline" in refused.value.hint

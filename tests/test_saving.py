@@ -142,6 +142,20 @@ def test_the_vision_tower_of_a_model_of_images_and_text_is_offered_and_folded(re
     Path("clip/config.json").unlink()
     code, _, err = repaconv("fold", "clip/model.safetensors", "--arch", tower)
     assert (code, "these are not the weights of" in err, "torch.Size" in err) == (4, True, False), err
+    assert "put the model's config.json next to the weights" in " ".join(err.split())
+
+
+@pytest.mark.slow
+def test_a_network_of_transformers_without_its_configuration_is_told_to_have_the_default_one(repaconv):
+    transformers = library("transformers")
+    stirred(transformers.SegformerModel(transformers.SegformerConfig())).save_pretrained("net")
+    arch = ("--arch", "transformers:SegformerModel", "--set", "image_size=64", "--no-measure")
+    said = "configuration: transformers' default configuration (assumed: there is no config.json next to the weights"
+    code, out, err = repaconv("fold", "net/model.safetensors", *arch)
+    assert (code, said in " ".join(out.split())) == (0, False), err
+    Path("net/config.json").unlink()
+    code, out, err = repaconv("fold", "net/model.safetensors", *arch)
+    assert (code, said in " ".join(out.split())) == (0, True), err
 
 
 def test_arch_says_what_builds_the_network_of_a_folder(repaconv):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from repaconv.checkpoints.containers import open_container
+from repaconv.checkpoints.containers import open_container, several_files_hint
 from repaconv.checkpoints.memory_mapping import Contents
 from repaconv.checkpoints.pickled_modules import (
     MOST_NAMES,
@@ -47,7 +46,10 @@ WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 # Prefixes common to all names, from attributes of Lightning modules and trainers.
 HOLDERS = ("model", "net", "student", "ema_model")
 WITHOUT = "without:"
-"""What begins the name of a set of weights that is all but the tensors with a prefix, e.g. ``without:module``."""
+"""What begins the name of a set of weights that is all but the tensors with a prefix, e.g. ``without:module``.
+
+Behind a prefix and a comma, it is those with that prefix but not with the longer one: ``model,without:model.ema``.
+"""
 # Counters of moving averages, stored among the weights.
 COUNTERS = ("steps", "n_averaged", "num_updates", "decay")
 # Keys of other states of the training, which hold tensors too.
@@ -82,13 +84,13 @@ class Checkpoint:
         sets: All sets of weights in the file.
         placeholders: Globals of the pickle that were replaced by placeholders.
         tensors: Weights by name, without the prefixes of wrappers; in the stored dtype.
-        names: Name in the file by name without prefixes.
+        names: Name in its set of weights in the file, by name without prefixes.
         record: Other contents of the file (epoch, args, meta) as plain values, also those stored among the weights and
             in safetensors' metadata. If a key occurs more than once, the occurrence nearest to the weights is used.
         modules: The modules by their names in the file, if these are the weights of a pickled ``nn.Module``; the module
             itself has the empty name.
         stamp: State of the file before it was read; see `require_unchanged`.
-        prefix: The prefix of all names in the file that ``names`` lack, since --weights selected it, e.g. ``model.``.
+        prefix: The prefix of all ``names`` that --weights selected, e.g. ``model.``.
     """
 
     path: Path
@@ -101,6 +103,11 @@ class Checkpoint:
     modules: Mapping[str, PickledModule] = field(default_factory=dict)
     stamp: change_guard.Stamp | None = None
     prefix: str = ""
+
+    @property
+    def by_file_names(self) -> dict[str, Tensor]:
+        """The weights by their names in the file, without the prefix that --weights selected."""
+        return {self.names[name].removeprefix(self.prefix): tensor for name, tensor in self.tensors.items()}
 
     def require_unchanged(self, stamp: change_guard.Stamp | None = None) -> None:
         """Check that the file has not changed since ``stamp``, by default since it was opened.
@@ -120,7 +127,8 @@ def read_checkpoint(
     Args:
         path: .pth, .pt, .bin (torch zip, legacy, tar) or .safetensors.
         weights: Dotted key of the set of weights, e.g. ``model_ema``, or a prefix of the names in one set, or
-            ``without:PREFIX``, the names without it; None selects the set by rule.
+            ``without:PREFIX``, the names without it, or both as ``PREFIX,without:PREFIX``; None selects the set by
+            rule.
         sha256: The file's hash, if known.
         again: Whether the file's own checksums were verified before for this hash.
 
@@ -133,15 +141,14 @@ def read_checkpoint(
     every = list(_WeightSets().within(contents.value, ".", DEEPEST_NESTING))
     sets = {each.path: found for each, found, _ in every}
     modules = {each.path: module for each, _, module in every if module}
-    prefix, without = "", (weights or "").startswith(WITHOUT)
+    selected = _Selected()
     if weights and (found := _find_prefix(path, sets, weights)):
-        place, prefix = found
-        reason = f"asked for with --weights, as {'all names without a prefix' if without else 'the prefix of names'}"
+        place, selected = found
+        reason = f"asked for with --weights, as {selected.description}"
     else:
         place, reason = _choose(path, sets, modules, weights, contents)
     pickled = modules.get(place)
-    only = without_prefix if without else under_prefix
-    tensors = _only_tensors(path, place, only(sets[place], prefix))
+    tensors = _only_tensors(path, place, selected.of(sets[place]))
     _require_whole_parameters(path, contents.value, tensors)
     if not again:
         contents.checksums.require(tensors)
@@ -155,18 +162,18 @@ def read_checkpoint(
             bytes=path.stat().st_size,
             container=contents.container,
             checksums=contents.checksums.description,
-            weights=weights if weights and prefix else place,
+            weights=weights if weights and any(selected) else place,
             weights_reason=f"{reason}; a pickled {pickled.qualified_name}" if pickled else reason,
             stripped=stripped,
         ),
         sets=tuple({each.path: each for each, _, _ in every}.values()),
         placeholders=contents.placeholders,
         tensors={short: tensors[full] for short, full in names.items()},
-        names=names,
+        names={short: f"{selected.prefix}{full}" for short, full in names.items()},
         record=_record(contents.value, place, _places_around(sets)),
-        modules=modules_under_prefix(submodules_of(pickled), prefix, only) if pickled else {},
+        modules=_modules_by(submodules_of(pickled), selected.of) if pickled else {},
         stamp=stamp,
-        prefix="" if without else prefix,
+        prefix=selected.prefix,
     )
 
 
@@ -240,44 +247,67 @@ def under_prefix(named: Mapping[str, T], prefix: str) -> dict[str, T]:
     return {name.removeprefix(prefix): one for name, one in named.items() if name.startswith(prefix)}
 
 
-def without_prefix(named: Mapping[str, T], prefix: str) -> dict[str, T]:
-    """What has a name without this prefix."""
-    return {name: one for name, one in named.items() if not name.startswith(prefix)}
+class _Selected(NamedTuple):
+    """Some of the names in a set of weights.
+
+    Attributes:
+        prefix: What they begin with, ended by a dot, or empty; they are read without it.
+        without: What they do not begin with, ended by a dot, or empty.
+    """
+
+    prefix: str = ""
+    without: str = ""
+
+    @property
+    def description(self) -> str:
+        """What they are, in words."""
+        if not self.without:
+            return "the prefix of names"
+        return "a prefix of names without a longer one" if self.prefix else "all names without a prefix"
+
+    def of(self, named: Mapping[str, T]) -> dict[str, T]:
+        """What has such a name, by the names without the prefix."""
+        left = {name: one for name, one in named.items() if not (self.without and name.startswith(self.without))}
+        return under_prefix(left, self.prefix)
 
 
-def modules_under_prefix(
-    modules: Mapping[str, PickledModule],
-    prefix: str,
-    only: Callable[[Mapping[str, PickledModule], str], dict[str, PickledModule]] = under_prefix,
+def modules_under_prefix(modules: Mapping[str, PickledModule], prefix: str) -> dict[str, PickledModule]:
+    """The modules whose tensors have names with this prefix, e.g. ``net.``, by their names within."""
+    return _modules_by(modules, lambda named: under_prefix(named, prefix))
+
+
+def _modules_by(
+    modules: Mapping[str, PickledModule], only: Callable[[Mapping[str, PickledModule]], dict[str, PickledModule]]
 ) -> dict[str, PickledModule]:
-    """The modules whose tensors have names with this prefix, e.g. ``net.``, by their names within.
-
-    Those without it if ``only`` is `without_prefix`.
-    """
+    """The modules whose tensors have such names."""
     ended = {f"{name}.": part for name, part in modules.items()}  # net itself has the prefix, too
-    return {name.removesuffix("."): part for name, part in only(ended, prefix).items()}
+    return {name.removesuffix("."): part for name, part in only(ended).items()}
 
 
-def _find_prefix(path: Path, sets: Mapping[str, Mapping[str, Any]], wanted: str) -> tuple[str, str] | None:
-    """The place of the one set that has tensors under this prefix, and the prefix; None if there is none.
-
-    ``wanted`` may begin with `WITHOUT`.
-    """
+def _find_prefix(path: Path, sets: Mapping[str, Mapping[str, Any]], wanted: str) -> tuple[str, _Selected] | None:
+    """The place of the one set that has tensors under the prefixes of ``wanted``, and these; None if there is none."""
     if wanted in sets:
         return None
-    without, wanted = wanted[: len(WITHOUT)] if wanted.startswith(WITHOUT) else "", wanted.removeprefix(WITHOUT)
-    found, known = [], dict[tuple[int, str], bool]()
+    prefix, _, without = wanted.partition(f",{WITHOUT}")
+    if prefix.startswith(WITHOUT):
+        prefix, without = "", prefix.removeprefix(WITHOUT)
+    found, known = dict[str, _Selected](), dict[tuple[int, _Selected], bool]()
     for place, weights in sets.items():
-        prefix = f"{wanted.removesuffix('*').removesuffix('.').removeprefix(f'{place}.')}."
-        if (key := (id(weights), prefix)) not in known:  # several places may hold the same weights
-            known[key] = any(isinstance(one, Tensor) for one in under_prefix(weights, prefix).values())
+        ended = (each and f"{each.removesuffix('*').removesuffix('.')}." for each in (prefix, without))
+        selected = _Selected(*(each.removeprefix(f"{place}.") for each in ended))
+        if (key := (id(weights), selected)) not in known:  # several places may hold the same weights
+            parts = (under_prefix(weights, each) for each in selected if each)
+            known[key] = all(any(isinstance(one, Tensor) for one in part.values()) for part in parts)
         if known[key]:
-            found.append((place, prefix))
+            found[place] = selected
     if len(found) > 1:
-        raise _ambiguous(
-            path, "several sets of weights with that prefix", [f"{without}{each[0]}.{wanted}" for each in found]
-        )
-    return found[0] if found else None
+        what = "several sets of weights with that prefix"
+        names = [
+            ",".join((f"{place}.{prefix}",) * bool(prefix) + (f"{WITHOUT}{place}.{without}",) * bool(without))
+            for place in found
+        ]
+        raise _ambiguous(path, what, names)
+    return next(iter(found.items()), None)
 
 
 def _export_hint(path: Path, placeholders: Collection[str]) -> str:
@@ -295,28 +325,6 @@ def _export_hint(path: Path, placeholders: Collection[str]) -> str:
 def _plain_tensors(kinds: Iterable[str]) -> str:
     """How to make plain tensors of others, by the names of the functions and classes that they need; else empty."""
     return next((f": {how}" for kind, how in PLAIN_TENSORS.items() if any(kind in name for name in kinds)), "")
-
-
-def several_files_hint(folder: Path) -> str:
-    """How to join weights that a distributed training saved in several files of a folder; empty if it has none."""
-    joined = folder.parent / (folder.name or "joined")  # the current folder has no name
-    source, target = shlex.quote(str(folder)), shlex.quote(f"{joined}.pth")
-    if (folder / ".metadata").is_file():
-        command = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {source} {target}"
-        return f"a checkpoint of torch.distributed.checkpoint: {command}; then repaconv fold {target}"
-    if any(folder.glob("*_optim_states.pt")) or any(folder.glob("*/*_optim_states.pt")):
-        command = f"python {shlex.quote(str(folder / 'zero_to_fp32.py'))} {source} {target}"
-        return f"a checkpoint of DeepSpeed: {command}; then repaconv fold the file that this writes"
-    if any(folder.glob("*.safetensors.index.json")):
-        one = str(folder / "model.safetensors")  # next to a config.json, if there is one
-        code = (
-            "from pathlib import Path; from safetensors.torch import load_file, save_file; "
-            f'files = sorted(Path({json.dumps(str(folder))}).glob("*.safetensors")); '
-            f"save_file({{k: v for f in files for k, v in load_file(f).items()}}, {json.dumps(one)})"
-        )
-        whole = source if (folder / "config.json").is_file() else shlex.quote(one)
-        return f"a model in several files: python -c {shlex.quote(code)}; then repaconv fold {whole}"
-    return ""
 
 
 def _choose(
@@ -410,7 +418,9 @@ def _require_whole_parameters(path: Path, value: Any, tensors: Mapping[str, Tens
         raise Refused(
             f"{empty[0]} in {path} has no values, since DeepSpeed's ZeRO stage 3 saves them in the files of its "
             "optimizer.",
-            hint="Join them with the script that DeepSpeed wrote next to them: python zero_to_fp32.py FOLDER FILE.",
+            hint=f"It is one part of {several}."
+            if (several := several_files_hint(path.parent))
+            else "Join them with the script that DeepSpeed wrote next to them: python zero_to_fp32.py FOLDER FILE.",
             code="checkpoint.partitioned",
         )
 

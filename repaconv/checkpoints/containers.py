@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import struct
 import tarfile
 import zipfile
@@ -362,7 +363,15 @@ def _missing_file_hint(path: Path) -> str:
 
 def _open_by_first_bytes(path: Path) -> Contents:
     if path.is_dir():
-        raise Refused(f"{path} is a folder, not a checkpoint.", hint=files_inside(path), code="checkpoint.directory")
+        several = several_files_hint(path)
+        hint = f"It is {several}." if several else files_inside(path)
+        raise Refused(f"{path} is a folder, not a checkpoint.", hint=hint, code="checkpoint.directory")
+    if _SHARD.fullmatch(path.name) and path.is_file():
+        raise Refused(
+            f"{path} is one of several files that hold the weights of one model.",
+            hint=f"It is one part of {several_files_hint(path.parent) or 'a model in several files: save it in one'}.",
+            code="checkpoint.partitioned",
+        )
     if path.exists() and not path.is_file():
         raise Refused(
             f"{path} is a pipe or a device, not a regular file.",
@@ -394,11 +403,58 @@ def _open_by_first_bytes(path: Path) -> Contents:
         return _safetensors(path)
     if len(head) >= 262 and head[257:262] == b"ustar":
         return open_tar(path)
+    if b'"weight_map"' in head:
+        several = several_files_hint(path.parent) or "a model in several files: save it in one"
+        raise Refused(
+            f"{path} is not a checkpoint: it is the index of weights in several files.",
+            hint=f"It belongs to {several}.",
+            code="checkpoint.type",
+        )
     raise Refused(
         f"{path} is not a checkpoint: {_what_it_looks_like(path, head)}.",
         hint="Give a .pth, .pt, .bin or .safetensors file that holds a state dict.",
         code="checkpoint.type",
     )
+
+
+_SHARD = re.compile(r".+-\d{5}-of-(?!00001\.)\d{5}\.(safetensors|bin)")
+"""File names of the parts that ``save_pretrained`` writes if a model has several."""
+
+
+def several_files_hint(folder: Path) -> str:
+    """How to join weights that were saved in several files of a folder; empty if it has none.
+
+    A distributed training saves them so, and ``save_pretrained`` those of a large model.
+    """
+    joined = folder.parent / (folder.name or "joined")  # the current folder has no name
+    source, target = shlex.quote(str(folder)), shlex.quote(f"{joined}.pth")
+    if (folder / ".metadata").is_file():
+        command = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {source} {target}"
+        return f"a checkpoint of torch.distributed.checkpoint: {command}; then repaconv fold {target}"
+    if any(folder.glob("*_optim_states.pt")) and (folder.parent / _DEEPSPEED).is_file():
+        return several_files_hint(folder.parent)  # the script takes the folder of all steps
+    if any(folder.glob("*_optim_states.pt")) or any(folder.glob("*/*_optim_states.pt")):
+        command = f"python {shlex.quote(str(folder / _DEEPSPEED))} {source} {target}"
+        return f"a checkpoint of DeepSpeed: {command}; then repaconv fold the file that this writes"
+    for suffix, read, write, code in _JOINING:
+        if any(folder.glob(f"*.{suffix}.index.json")):
+            one = str(folder / f"{'model' if suffix == 'safetensors' else 'pytorch_model'}.{suffix}")
+            code = (
+                f"from pathlib import Path; {code}; files = sorted(Path({json.dumps(str(folder))}).glob"
+                f'("*-of-*.{suffix}")); {write}({{k: v for f in files for k, v in {read}.items()}}, {json.dumps(one)})'
+            )
+            # next to a config.json, if there is one
+            whole = source if (folder / "config.json").is_file() else shlex.quote(one)
+            return f"a model in several files: python -c {shlex.quote(code)}; then repaconv fold {whole}"
+    return ""
+
+
+_DEEPSPEED = "zero_to_fp32.py"
+_JOINING = (
+    ("safetensors", "load_file(f)", "save_file", "from safetensors.torch import load_file, save_file"),
+    ("bin", "torch.load(f, weights_only=True)", "torch.save", "import torch"),
+)
+"""Python that reads and writes files with this suffix, and what it imports."""
 
 
 def files_inside(path: Path) -> str:
@@ -422,10 +478,6 @@ def _what_it_looks_like(path: Path, head: bytes) -> str:
         return "it is a git-lfs pointer, so run `git lfs pull` first"
     if head.lstrip()[:1] == b"<":
         return "it is a web page, so the download got an error page instead of the file"
-    if b'"weight_map"' in head:
-        return (
-            "it is the index of weights in several files, so save them as one, with save_pretrained(max_shard_size=...)"
-        )
     if head.lstrip()[:1] in (b"{", b"["):
         return "it is JSON text"
     if head[:1] == b"\x80":

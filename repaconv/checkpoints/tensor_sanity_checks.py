@@ -133,7 +133,8 @@ def second_set_hint(names: Collection[str]) -> str:
                 this = prefix.removesuffix(".")
                 if 3 * len(rest) < len(within):
                     return f"Under {prefix} are the names of the other tensors again: --weights {this} reads these."
-                that = f"without:{this}" if prefix.startswith(other) else other.removesuffix(".")
+                within_other = f"{other.removesuffix('.')},without:{this}" if other else f"without:{this}"
+                that = within_other if prefix.startswith(other) else other.removesuffix(".")
                 return (
                     f"Under {prefix} are the names of the other tensors again, so that the file holds two sets of "
                     f"weights: --weights {this} reads these, --weights {that} the others."

@@ -394,8 +394,22 @@ def write_artefact(path: Path, artefact: Record) -> None:
     write_text(path, canonical_json(artefact))
 
 
-def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
+def read_artefact(
+    path: Path,
+    kind: type[AnyRecord],
+    *,
+    what: str = "",
+    hint: str = "Run the command that writes it again.",
+    code: str = "artefact.unreadable",
+) -> AnyRecord:
     """Read an artifact, ``<stage>.json``.
+
+    Args:
+        path: The file.
+        kind: The class of the artifact.
+        what: What the refusal says that the file is not, e.g. ``file of baselines``; by default, a result of its stage.
+        hint: The hint of that refusal.
+        code: The code of that refusal.
 
     Raises:
         Refused: If it is not JSON, has an unsupported schema version, or is not of this kind.
@@ -419,9 +433,9 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
         wrong = problems(error, "", {})[0].message if isinstance(error, ValidationError) else str(error).splitlines()[0]
         stage = kind.model_fields["stage"].default if "stage" in kind.model_fields else "repaconv"
         raise Refused(
-            f"{path} is not a readable result of {stage}: {wrong.lstrip(': ').rstrip('.')}.",
-            hint="Run the command that writes it again.",
-            code="artefact.unreadable",
+            f"{path} is not a readable {what or f'result of {stage}'}: {wrong.lstrip(': ').rstrip('.')}.",
+            hint=hint,
+            code=code,
         ) from error
 
 

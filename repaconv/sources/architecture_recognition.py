@@ -37,7 +37,7 @@ def recognised(found: Checkpoint, unknown: Refused) -> Known:
     buildable = [one for one in near if one.exact and one.name.partition(":")[0] in REGISTRIES]
     if len(buildable) == 1:
         return buildable[0]
-    twice = second_set_hint({f"{found.prefix}{name}" for name in found.names.values()})
+    twice = second_set_hint({*found.names.values()})
     raise Refused(unknown.message, hint=twice or _hint(found, near, len(buildable)), code=unknown.code) from unknown
 
 

@@ -42,6 +42,8 @@ REGISTRIES = ("timm", "torchvision")
 """Packages with a registry of architectures."""
 LIBRARIES = (*REGISTRIES, "transformers", ultralytics_networks.PACKAGE)
 """Packages that build networks."""
+EXAMPLES = "timm:mobileone_s1, torchvision:resnet50, or a function of your own file: ./net.py:build"
+"""Values of --arch that hints give."""
 
 
 def of_registry(library: Any, kind: str, name: str, config: Mapping[str, Any]) -> Callable[[int | None], nn.Module]:
@@ -98,36 +100,9 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
     import torch
 
     name = f"arch of {path.stem}"  # cannot collide with an installed module
-    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() and path.suffix == ".py" else None
-    if function and path.suffix != ".py" and not path.exists():
-        near = nearest_name(str(path).lower(), LIBRARIES)
-        raise UsageProblem(
-            f"--arch {path}:{function}: {path} is neither a package that it takes networks from nor a Python file.",
-            hint=(f"Did you mean {near}:{function}? " if near else "")
-            + "E.g. timm:mobileone_s1, torchvision:resnet50, or a function of your own file: ./net.py:build.",
-            code="arch.unknown",
-        )
-    if path.suffix == ".py" and not path.is_file():
-        raise UsageProblem(
-            f"--arch: there is no Python file {path}.",
-            hint="Check the path. It is followed by a colon and the function that builds the network: ./net.py:build.",
-            code="arch.unknown",
-        )
-    if spec is None or spec.loader is None or not function:
-        if path.suffix == ".py" and not function:
-            raise UsageProblem(
-                f"--arch {path} names no function in that file.",
-                hint=f"E.g. --arch {path}:build, if build() returns the network.",
-                code="arch.unknown",
-            )
-        bare = not function and path.suffix != ".py"
-        raise UsageProblem(
-            f"--arch {path} {'names no package' if bare else f'is no Python file with a function {function!r}'}.",
-            hint=f"E.g. timm:{path} or torchvision:{path}; or a function of your own file: ./net.py:build."
-            if bare
-            else "E.g. --arch ./net.py:build, timm:mobileone_s1 or torchvision:resnet50.",
-            code="arch.unknown",
-        )
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # `_require_named` checked the suffix
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if (folder := str(path.parent.resolve())) not in sys.path:
@@ -185,6 +160,11 @@ class Architecture(NamedTuple):
         return kind if kind in LIBRARIES else ""
 
     @property
+    def has_default_config(self) -> bool:
+        """Whether it is of transformers without a config.json, so that it is built with the library's defaults."""
+        return self.library == "transformers" and not self.config
+
+    @property
     def is_own_code(self) -> bool:
         """Whether it names a Python file of the user that exists."""
         file = Path(self.name.partition(":")[0])
@@ -229,7 +209,7 @@ def of_folder(folder: Path, asked: str | None = None) -> tuple[Architecture, Pat
         _require_not_several(folder)
         raise Refused(
             f"{folder} has neither {' nor '.join(WEIGHTS)}.",
-            hint="Weights in several files are not read; save the model in one (max_shard_size).",
+            hint="Give the weights' file, with --arch if there is no config.json next to it.",
             code="folder.weights",
         )
     if asked:
@@ -286,12 +266,40 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
 
 def _require_not_several(folder: Path) -> None:
-    from repaconv.checkpoints.checkpoint_reader import several_files_hint
+    from repaconv.checkpoints.containers import several_files_hint
 
     if several := several_files_hint(folder):
         raise Refused(
             f"{folder} holds weights in several files.", hint=f"It is {several}.", code="folder.several-files"
         )
+
+
+def _require_named(arch: Architecture) -> None:
+    """Check that the text of --arch names a package and an architecture, or a Python file and a function.
+
+    Raises:
+        UsageProblem: It does not, or there is no such file.
+    """
+    first, _, name = arch.name.partition(":")
+    path, is_python = Path(first), first.endswith(".py")
+    if not first or (arch.library and not name):
+        said, hint = f"--arch {arch.name} names no architecture.", f"E.g. {EXAMPLES}."
+    elif arch.library or (is_python and name and path.is_file()):
+        return
+    elif is_python and not path.is_file():
+        said = f"--arch: there is no Python file {path}."
+        hint = "Check the path. It is followed by a colon and the function that builds the network: ./net.py:build."
+    elif is_python:
+        said = f"--arch {path} names no function in that file."
+        hint = f"E.g. --arch {path}:build, if build() returns the network."
+    elif not name:
+        said = f"--arch {path} names no package."
+        hint = f"E.g. timm:{path} or torchvision:{path}; or a function of your own file: ./net.py:build."
+    else:
+        said = f"--arch {arch.name}: {path} is neither a package that it takes networks from nor a Python file."
+        near = nearest_name(first.lower(), LIBRARIES)
+        hint = (f"Did you mean {near}:{name}? " if near else "") + f"E.g. {EXAMPLES}."
+    raise UsageProblem(said, hint=hint, code="arch.unknown")
 
 
 def completed(arch: Architecture, found: Checkpoint) -> Architecture:
@@ -301,19 +309,14 @@ def completed(arch: Architecture, found: Checkpoint) -> Architecture:
         EnvironmentProblem: The package is not installed or does not load.
         UsageProblem: It names no architecture, the architecture does not exist, or is not the one in the file.
     """
-    kind, _, name = arch.name.partition(":")
-    if not kind or (arch.library and not name):
-        raise UsageProblem(
-            f"--arch {arch.name} names no architecture.",
-            hint="E.g. timm:mobileone_s1, torchvision:resnet50, or a function of your own file: ./net.py:build.",
-            code="arch.unknown",
-        )
-    if kind != ultralytics_networks.PACKAGE:
+    _require_named(arch)
+    if arch.library != ultralytics_networks.PACKAGE:
         return arch
     config = ultralytics_networks.config_of(found)
     if config is None:
-        named = {found.names[short]: tensor for short, tensor in found.tensors.items()}
-        return Architecture(arch.name, ultralytics_networks.config_by_name(name, named))
+        return Architecture(
+            arch.name, ultralytics_networks.config_by_name(arch.name.partition(":")[2], found.by_file_names)
+        )
     own = ultralytics_networks.name_of(config["yaml"])
     if own.removesuffix(".yaml") != arch.name.removesuffix(".yaml"):
         raise UsageProblem(
@@ -341,7 +344,8 @@ def build_network(arch: Architecture, found: Checkpoint) -> BuiltNetwork:
 
     module, prefix = _build_and_load(arch, found)
     module.eval().requires_grad_(False)
-    _require_numbers(module, {name: f"{prefix}{name}" for name in module.state_dict()} if prefix else found.names)
+    names = {name: f"{found.prefix}{prefix}{name}" for name in module.state_dict()} if prefix else found.names
+    _require_numbers(module, names)
     taken = take_attributes(module, _modules_by_name(module, found, prefix), arch.name)
     if arch.library == ultralytics_networks.PACKAGE:
         module = ultralytics_networks.prepare(module)
@@ -372,7 +376,7 @@ def _modules_by_name(module: nn.Module, found: Checkpoint, prefix: str) -> dict[
     if prefix:
         return modules_under_prefix(found.modules, prefix)
     short, full = next(iter(found.names.items()))
-    prefix = full.removesuffix(short)
+    prefix = full.removeprefix(found.prefix).removesuffix(short)
     names = {name for name, _ in module.named_modules()}
     if not prefix or names & found.modules.keys() != {""}:
         return dict(found.modules)
@@ -396,7 +400,7 @@ def _build_and_load(arch: Architecture, found: Checkpoint) -> tuple[nn.Module, s
         The network, and that prefix; empty if all of the file's tensors are the network's.
     """
     weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in found.tensors.items()}
-    named, prefix = {found.names[name]: tensor for name, tensor in weights.items()}, ""
+    named, prefix = {found.names[name].removeprefix(found.prefix): weights[name] for name in weights}, ""
     if arch.library == "transformers":
         return _from_transformers(arch, named), ""
     if arch.library == ultralytics_networks.PACKAGE:
@@ -453,7 +457,8 @@ def _own_weights(
         places = [f"{selected}{prefix}".removesuffix(".") for prefix in sorted(found)]
         how = f"Select one with --weights, e.g. --weights {places[0]}."
         if nested:
-            how = f"--weights {nested} reads those with that prefix, --weights {WITHOUT}{nested} the others."
+            others = ",".join(filter(None, (selected.removesuffix("."), f"{WITHOUT}{nested}")))
+            how = f"--weights {nested} reads those with that prefix, --weights {others} the others."
         raise Refused(
             f"the weights of {arch.name} are in the file {len(places)} times, under these prefixes: "
             f"{', '.join(place or 'none' for place in places)}.",
@@ -495,6 +500,7 @@ def _builder(arch: Architecture) -> Callable[[int | None], nn.Module]:
     """Return a function from the number of classes (None for the default) to the network."""
     kind, _, name = arch.name.partition(":")
     if not arch.library:
+        _require_named(arch)  # a run may be verified after its file has gone
         build = own(Path(kind), name)
         return lambda _checkpoint_classes: build()
     return of_registry(_registry(kind, name), kind, name, arch.config)
@@ -612,8 +618,9 @@ def _require_same(
 def _require_none(arch: Architecture, mismatches: list[tuple[str, list[str]]]) -> None:
     """Refuse weights with such tensors, which are given by kind of mismatch."""
     if differences := [f"{what}: {first_names(names, MOST_NAMED)}" for what, names in mismatches if names]:
+        hint = "Name the architecture that was trained, with --arch; --weights takes another set of the file."
+        if arch.has_default_config:
+            hint = f"It was built with transformers' defaults: put the model's {CONFIG} next to the weights. {hint}"
         raise Refused(
-            f"these are not the weights of {arch.name}: {'; '.join(differences)}.",
-            hint="Name the architecture that was trained, with --arch; --weights takes another set of the file.",
-            code="arch.weights",
+            f"these are not the weights of {arch.name}: {'; '.join(differences)}.", hint=hint, code="arch.weights"
         )

@@ -123,7 +123,7 @@ def _paired(parts: Mapping[str, nn.Module], reading: Reading, found: Checkpoint)
     """The names of the pickled modules by those of the modules that hold the same tensors, and of what holds these."""
     pairs = {}
     for official, saved in reading.names.items():
-        own, theirs = official, saved
+        own, theirs = official, saved.removeprefix(found.prefix)
         while own.rpartition(".")[2] == theirs.rpartition(".")[2] and own.rpartition(".")[0] not in pairs:
             own, theirs = own.rpartition(".")[0], theirs.rpartition(".")[0]
             if own not in parts or theirs not in found.modules:

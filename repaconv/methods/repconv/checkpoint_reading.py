@@ -109,7 +109,7 @@ def _selection(checkpoint: Checkpoint, prefixes: list[str]) -> str:
         return "Save one of them."
     name = next(name for name in checkpoint.tensors if name.startswith(prefixes[0]))
     saved = checkpoint.names[name].removesuffix(name.removeprefix(prefixes[0])).removesuffix(".")
-    return f"Select one with --weights, e.g. --weights {checkpoint.prefix}{saved}."
+    return f"Select one with --weights, e.g. --weights {saved}."
 
 
 def official_names(checkpoint: Checkpoint, key: BlockKey) -> tuple[dict[str, Tensor], dict[str, str], tuple[Fact, ...]]:

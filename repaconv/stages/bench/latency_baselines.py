@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from repaconv.benchmark.machine_fingerprint import machine_key
-from repaconv.core.errors import Refused
 from repaconv.core.files import read_artefact, require_file, write_artefact, write_error
 from repaconv.results import Baseline, Baselines, BenchArtefact, HistoryEntry, Regression
 from repaconv.sources.source_model import ORIGINAL, TRAINING
@@ -193,16 +192,7 @@ def read_baselines(path: Path) -> Baselines:
         return Baselines()
     hint = "Restore it, or give another path with --baseline and write that with --update-baseline."
     require_file(path, hint=hint, code="baseline.unreadable")
-    try:
-        return read_artefact(path, Baselines)
-    except Refused as error:
-        if error.code != "artefact.unreadable":
-            raise
-        raise Refused(
-            error.message.replace("is not a readable result of repaconv", "is no file of baselines", 1),
-            hint=hint,
-            code="baseline.unreadable",
-        ) from error
+    return read_artefact(path, Baselines, what="file of baselines", hint=hint, code="baseline.unreadable")
 
 
 def write_baseline(path: Path, name: str, done: BenchArtefact) -> None:

@@ -344,7 +344,7 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
         settings=dict(plan.options.settings or {}),
         task=task_named(plan.options.task) if plan.options.task else None,
         preprocessing=plan.images.preprocessing,
-        facts=(*plan.images.facts, *_weight_facts(plan.built)),
+        facts=(*plan.images.facts, *_config_facts(plan.arch), *_weight_facts(plan.built)),
         arch=plan.arch.name,
         known=known,
         config=dict(plan.arch.config),
@@ -358,6 +358,13 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
 
 MOST_LISTED_ATTRIBUTES = 5
 """Maximum number of attributes that a fact lists."""
+
+
+def _config_facts(arch: Architecture) -> Iterator[Fact]:
+    """That a network of transformers was built with the library's default configuration, if it was."""
+    if arch.has_default_config:
+        why = f"there is no {CONFIG} next to the weights, so activations and epsilons may differ from those trained"
+        yield Fact(name=CONFIG, value="transformers' default configuration", source=why, assumed=True)
 
 
 def _weight_facts(built: BuiltNetwork) -> Iterator[Fact]:

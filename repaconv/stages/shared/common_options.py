@@ -61,7 +61,7 @@ Weights = Annotated[
     str | None,
     Option(
         "Which set of weights to read if the file has several, e.g. model_ema, or a prefix of names within one set; "
-        "without:PREFIX reads the names without it.",
+        "without:PREFIX reads the names without it, PREFIX,without:LONGER those of it without a longer one.",
         default_text="the set that the training code evaluates, reported by inspect",
         panel=INPUT,
     ),

@@ -67,6 +67,35 @@ def absorbing() -> onnx.ModelProto:
     return Net(rows, weights, {"x": (F, (1, 256, 8))}, {"y": F}).model()
 
 
+def huge(*rows: tuple[str, str, str]) -> onnx.ModelProto:
+    """Small numbers, which layers with large weights read, and then a convolution and its norm."""
+    nodes = [("Relu", "x", "positive"), ("Mul", "positive tiny", "low"), ("Abs", "low", "small"), *rows]
+    random = np.random.default_rng(0)
+    layers = {name: 3e25 * random.standard_normal((4, 4, 1, 1)) for name in ("one", "two")}
+    weights = {"w": 1e-5 * random.standard_normal((4, 4, 3, 3)), "tiny": np.array(1e-20), "less": np.array(1e-30)}
+    weights |= {"high": np.full((1, 4, 1, 1), 1e25), **layers, **of_norm(random, 4)}
+    rest = [("Conv", "up w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "y")]
+    return Net([*nodes, *rest], weights, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model()
+
+
+@pytest.mark.parametrize(
+    ("rows", "left"),
+    [
+        ([("Mul", "small high", "p"), ("Mul", "p high", "up")], {"Mul": 2, "Conv": 1}),
+        ([("Conv", "small one", "p"), ("Conv", "p two", "q"), ("Abs", "q", "r"), ("Mul", "r less", "up")],
+         {"Mul": 1, "Conv": 3}),
+    ],
+)  # fmt: skip
+def test_constants_whose_product_float32_cannot_hold_stay_apart_and_the_rest_is_folded(rows, left):
+    onnx.save(huge(*rows), "net.onnx")
+    done = rc.fold("net.onnx", measure=False)
+    assert {link.verdict for link in done.links} == {"passed"}
+    assert done.reverted == ("value:p",)
+    assert any("too large or small for FP32" in sentence for sentence in done.not_folded)
+    assert "BatchNormalization" not in done.operators
+    assert {name: done.operators[name] for name in left} == left
+
+
 @pytest.mark.parametrize("high", [300.0, 3e4])
 def test_nothing_is_folded_across_a_difference_of_large_numbers_that_rounds_worse_elsewhere(high):
     onnx.save(cancelling(high), "net.onnx")

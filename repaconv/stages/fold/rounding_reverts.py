@@ -4,13 +4,16 @@ Such a fold is right: in float64 it equals the original, both as computed and as
 that is small next to the other terms of a sum, for example a difference in which large numbers cancel. Such values are
 kept, the smallest first: one, two, four and so on, until the comparison passes. If it never passes, rewrites are
 reverted instead. The remaining fold is compared like any other.
+
+A fold may also multiply constants whose product float32 cannot hold. Then the values between such constants are kept
+in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from repaconv.results import Link
 from repaconv.rewrites.fold.fold_barriers import PREFIX
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, Refold, Reverts, refold_without, revert_harmful
+from repaconv.verification.constants_out_of_range import is_out_of_range, values_beside_extreme_constants
 from repaconv.verification.folded_graph_verification import not_equal, rounds_worse, verification_links
 from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.numerical_cancellation import small_values
@@ -35,6 +39,9 @@ FEW_KEPT_VALUES = 8
 SMALL_VALUE_REASON = (
     f"nothing is folded across it, since it is small next to other terms of a sum: folded, the graph rounds by more "
     f"than {MEASURED_TIMES} times what the original does in FP32"
+)
+OUT_OF_RANGE_REASON = (
+    "nothing is folded across it, since a product of the constants beside it is too large or small for FP32"
 )
 NOT_COMPARED_REASON = "with it no output can be compared with the original's"
 ROUNDS_WORSE_REASON = f"with it the graph rounds by more than {MEASURED_TIMES} times what the original does in FP32"
@@ -65,10 +72,16 @@ def compared_with_reverts(
         GateFailed: If a fold computes something else.
         Refused: If nothing can be compared.
     """
-    links = _compared(source, fold, given, unverified=unverified)
-    if _passes(links):
-        return fold, links
-    found = _with_values_kept(source, fold, given, _small(fold, given, before), again)
+    try:
+        links = _compared(source, fold, given, unverified=unverified)
+    except (GateFailed, Refused):
+        found = _with_constants_apart(source, fold, given, before, again)
+        if found is None:
+            raise
+    else:
+        if _passes(links):
+            return fold, links
+        found = _with_values_kept(source, fold, given, _small(fold, given, before), SMALL_VALUE_REASON, again)
     if found is None:
         kept = _without_harmful_rewrites(source, fold, given, refold)
         return kept, _compared(source, kept, given, unverified=unverified)
@@ -78,29 +91,44 @@ def compared_with_reverts(
     return kept, _compared(source, kept, given, unverified=unverified)
 
 
-def _with_values_kept(
-    source: Path, fold: Kept, given: Evaluated, small: Sequence[str], again: Again
+def _with_constants_apart(
+    source: Path, fold: Kept, given: Evaluated, before: Evaluated, again: Again
 ) -> tuple[Kept, tuple[Link, ...]] | None:
-    """The fold that keeps small values, and its comparison; None if it fails, whatever is kept.
+    """The fold without products of constants that FP32 cannot hold, and its comparison; None if there are none.
+
+    See `_with_values_kept`.
+    """
+    if not is_out_of_range(fold.graph.model, fold.graph.in_float64, before.model):
+        return None
+    left = _values_of(fold)
+    between = [name for name in values_beside_extreme_constants(before.model) if name not in left]
+    return _with_values_kept(source, fold, given, between, OUT_OF_RANGE_REASON, again)
+
+
+def _with_values_kept(
+    source: Path, fold: Kept, given: Evaluated, names: Sequence[str], why: str, again: Again
+) -> tuple[Kept, tuple[Link, ...]] | None:
+    """The fold that keeps values, and its comparison; None if it fails, whatever is kept.
 
     Args:
         source: The graph's file, for messages.
-        fold: The fold that rounds worse than the original.
+        fold: The fold that does not pass.
         given: The original graph.
-        small: Names of values that may be kept, the smallest first.
+        names: Names of values that may be kept, those first that are most likely to help.
+        why: Why they are kept, for the message about each.
         again: See `Again`.
     """
 
     def keeping(values: Sequence[str]) -> tuple[Kept, tuple[Link, ...]] | None:
         """The fold that keeps these values and its comparison; None if that fails, or if no change remains."""
         with suppress(GateFailed, Refused):
-            less = again(reverts=reduce(_keeping, values, fold.reverts), measured=False)
+            less = again(reverts=reduce(partial(_keeping, why), values, fold.reverts), measured=False)
             links = _compared(source, less, given)
             if less.changes and _passes(links):
                 return less, links
         return None
 
-    for values in _doubling_prefixes(small):
+    for values in _doubling_prefixes(names):
         found = keeping(values)
         if found is None:
             continue
@@ -158,10 +186,15 @@ def _passes(links: Sequence[Link]) -> bool:
 
 def _small(fold: Kept, given: Evaluated, before: Evaluated) -> list[str]:
     """Values that are small next to the other terms of a sum, and that were folded away; the smallest first."""
-    left = {name for node in fold.graph.model.graph.node for name in node.output}
+    left = _values_of(fold)
     with suppress(Exception):  # the runtime's own errors, if a value cannot be an output
         return [name for name in small_values(before.single.model, given.single.probes.feeds) if name not in left]
     return []
+
+
+def _values_of(fold: Kept) -> set[str]:
+    """Names of the values that a folded graph still computes."""
+    return {name for node in fold.graph.model.graph.node for name in node.output}
 
 
 def _doubling_prefixes(values: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -172,5 +205,5 @@ def _doubling_prefixes(values: Sequence[str]) -> Iterator[Sequence[str]]:
         count *= 2
 
 
-def _keeping(reverts: Reverts, value: str) -> Reverts:
-    return Reverts((*reverts.names, f"{PREFIX}{value}"), (*reverts.messages, f"{value}: {SMALL_VALUE_REASON}"))
+def _keeping(why: str, reverts: Reverts, value: str) -> Reverts:
+    return Reverts((*reverts.names, f"{PREFIX}{value}"), (*reverts.messages, f"{value}: {why}"))

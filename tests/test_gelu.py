@@ -36,6 +36,7 @@ FORMS = {
     "half last": [*GATE, ("Mul", "z a", "p"), ("Div", "p 2", "g")],
     "half last, swapped": [*GATE, ("Mul", "a z", "p"), ("Mul", "half p", "g")],
     "PyTorch": [("Div", "z d", "u"), GATE[1], ("Add", "e 1", "a"), ("Mul", "z a", "p"), ("Mul", "p half", "g")],
+    "half of the gate": [("Div", "z d", "u"), *GATE[1:], ("Mul", "half a", "p"), ("Mul", "z p", "g")],
 }
 
 
@@ -105,7 +106,7 @@ def applied(model):
     return {change.rewrite for change in rewritten(model, FOLDS)[1]}
 
 
-@pytest.mark.parametrize("form", ["Keras", "TensorFlow 2.8", "PyTorch", "half first"])
+@pytest.mark.parametrize("form", ["Keras", "TensorFlow 2.8", "PyTorch", "half of the gate", "half first"])
 def test_a_number_that_multiplies_gelu_goes_into_the_next_convolution(form):
     """NFNet multiplies its activation by 1.7; that is no half, and GELU stays one operator."""
     first = [FORMS["PyTorch"][0], *GATE[1:], KERAS[0], ("Mul", "h a", "g")]

@@ -3,10 +3,10 @@
     x / 2 erfc(-c x)  =  x / 2 (1 - erf(-c x))  =  x / 2 (1 + erf(x / (1 / c))),    c = 0.7071...
     x / 2 (1 + tanh(k (x + a x^3))),    k = sqrt(2 / pi),    a = 0.044715
 
-ONNX Runtime fuses only some forms. By erf, one that divides, such as PyTorch's; TensorFlow, Keras and JAX multiply x by
-c, and use erfc. By tanh, one where x^3 is a Pow and x is halved first, as in transformers; others write x x x, or
-x (1 + a x x), or take the half of the sum with 1 (JAX). tf2onnx also writes the same Transpose before every operator of
-an image: here it follows the activation.
+ONNX Runtime fuses only some forms. By erf, one that divides x, and halves x or the product; TensorFlow, Keras and JAX
+multiply x by c, and use erfc, and PyTorch's exporter halves 1 + erf before opset 20. By tanh, one where x^3 is a Pow
+and x is halved first, as in transformers; others write x x x, or x (1 + a x x), or halve the sum with 1 (JAX).
+tf2onnx also writes the same Transpose before every operator of an image: here it follows the activation.
 
 Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units (GELUs)", section 2.
 """
@@ -115,7 +115,8 @@ def _gelu(bent: ir.Node) -> _Gelu | None:
             continue
         if sizes(last.outputs[0]) != tuple(shape[axis] for axis in outer.axes):
             continue  # a constant has more axes than x
-        fused = _is_fused(bent, x, gate) and (bent.op_type == "Erf" or (gated is gate.outputs[0] and last is product))
+        halved_later = bent.op_type == "Erf" or last is product  # than x is multiplied by 1 + erf or 1 + tanh
+        fused = gated is gate.outputs[0] and halved_later and _is_fused(bent, x, gate)
         return None if fused else _Gelu(x, outer.axes, factors.tolist(), last)
     return None
 

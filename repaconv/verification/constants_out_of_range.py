@@ -50,8 +50,8 @@ def _exceeds_float32(numbers: Array) -> bool:
     return bool(largest > FLOAT32.max or 0 < largest < FLOAT32.tiny)
 
 
-def values_beside_extreme_constants(model: onnx.ModelProto) -> list[str]:
-    """Names of the values that a node with a constant computes or reads, those beside the most extreme one first.
+def values_next_to_extreme_constants(model: onnx.ModelProto) -> list[str]:
+    """Names of the values that a node with a constant computes or reads, those next to the most extreme one first.
 
     A constant is the more extreme, the further its largest number is from 1, as a factor.
 

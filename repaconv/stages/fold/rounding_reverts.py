@@ -24,7 +24,7 @@ from repaconv.results import Link
 from repaconv.rewrites.fold.fold_barriers import PREFIX
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, Refold, Reverts, refold_without, revert_harmful
-from repaconv.verification.constants_out_of_range import is_out_of_range, values_beside_extreme_constants
+from repaconv.verification.constants_out_of_range import is_out_of_range, values_next_to_extreme_constants
 from repaconv.verification.folded_graph_verification import not_equal, rounds_worse, verification_links
 from repaconv.verification.graph_with_cached_outputs import Evaluated
 from repaconv.verification.numerical_cancellation import small_values
@@ -41,7 +41,7 @@ SMALL_VALUE_REASON = (
     f"than {MEASURED_TIMES} times what the original does in FP32"
 )
 OUT_OF_RANGE_REASON = (
-    "nothing is folded across it, since a product of the constants beside it is too large or small for FP32"
+    "nothing is folded across it, since a product of the constants next to it is too large or small for FP32"
 )
 NOT_COMPARED_REASON = "with it no output can be compared with the original's"
 ROUNDS_WORSE_REASON = f"with it the graph rounds by more than {MEASURED_TIMES} times what the original does in FP32"
@@ -101,7 +101,7 @@ def _with_constants_apart(
     if not is_out_of_range(fold.graph.model, fold.graph.in_float64, before.model):
         return None
     left = _values_of(fold)
-    between = [name for name in values_beside_extreme_constants(before.model) if name not in left]
+    between = [name for name in values_next_to_extreme_constants(before.model) if name not in left]
     return _with_values_kept(source, fold, given, between, OUT_OF_RANGE_REASON, again)
 
 

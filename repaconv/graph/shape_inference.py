@@ -111,6 +111,9 @@ def infer_node(known: Integers, node: ir.Node, opset: int, *, anew: bool = True)
         return
     if not anew:
         return
+    if node.domain == MICROSOFT or (node.op_type in NORMS_OF_MICROSOFT and not node.domain):
+        _infer_of_microsoft(known, node, opset)
+        return
     shaped = _SHAPES.get(node.op_type) if node.domain == "" else None
     if shaped and (shape := shaped(known, node)) is not None:
         if node.outputs[0].dtype is None:
@@ -122,6 +125,47 @@ def infer_node(known: Integers, node: ir.Node, opset: int, *, anew: bool = True)
             node.outputs[0].dtype = node.inputs[0].dtype
         return
     _infer(known, node, opset)
+
+
+def _infer_of_microsoft(known: Integers, node: ir.Node, opset: int) -> None:
+    """Infer the output of an operator that ONNX Runtime's optimizer writes; unknown shapes keep what the file recorded.
+
+    A fused convolution has the shape of the convolution, and a fused product that of the product. All others have the
+    shape of their first input. Further outputs of a norm are that shape, too, or left unknown.
+    """
+    import onnx_ir as ir
+
+    x, out = node.inputs[0], node.outputs[0]
+    if x is None or sizes(x) is None:
+        return
+    if node.op_type in AS_FIRST_INPUT or node.op_type in NORMS_OF_MICROSOFT:
+        for value in (out, *node.outputs[SUM_OF_SKIP:]):
+            set_shape(value, sizes(x), x)
+        return
+    plain = PLAIN_OPERATOR.get(node.op_type)
+    inputs = [_transposed(node, place, value) for place, value in enumerate(node.inputs[:3])] if plain else []
+    if plain is None or any(value is None for value in inputs[:2]):
+        return
+    kept = [entry for name, entry in node.attributes.items() if name in PLAIN_ATTRIBUTES.get(plain, ())]
+    copy = ir.Node("", plain, [value for value in inputs if value is not None], kept)
+    copy.outputs[0].name = out.name
+    infer_node(known, copy, opset)
+    set_shape(out, sizes(copy.outputs[0]), copy.outputs[0])
+
+
+def _transposed(node: ir.Node, place: int, value: ir.Value | None) -> ir.Value | None:
+    """A value of the shape in which a FusedMatMul multiplies an input; None if it transposes the batch as well."""
+    import onnx_ir as ir
+
+    if node.op_type != "FusedMatMul" or value is None or (shape := sizes(value)) is None:
+        return value
+    side = "AB"[place] if place < len("AB") else ""
+    if attribute(node, f"transBatch{side}", 0):
+        return None
+    turned = ir.Value(name=value.name)
+    swapped = attribute(node, f"trans{side}", 0) and len(shape) > 1
+    set_shape(turned, (*shape[:-2], shape[-1], shape[-2]) if swapped else shape, value)
+    return turned
 
 
 def _infer(known: Integers, node: ir.Node, opset: int) -> None:
@@ -267,12 +311,14 @@ def _expand(known: Integers, node: ir.Node) -> list[Size] | None:
     ]
 
 
-def _tile(_known: Integers, node: ir.Node) -> list[Size] | None:
-    """Infer the output shape of a Tile, of which ONNX's own inference leaves dynamic sizes open."""
-    before, repeats = sizes(node.inputs[0]), constant(node.inputs[1])
-    if before is None or repeats is None or repeats.size != len(before):
+def _tile(known: Integers, node: ir.Node) -> list[Size] | None:
+    """Infer the output shape of a Tile, of which ONNX's own inference leaves dynamic sizes and repeats open."""
+    before, repeats = sizes(node.inputs[0]), known.int_of(node.inputs[1])
+    if before is None or not isinstance(repeats, list) or len(repeats) != len(before):
         return None
-    return [product([size, int(count)]) for size, count in zip(before, repeats, strict=True)]
+    if any(map(may_be_negative, repeats)):
+        return None
+    return [product([size, count]) for size, count in zip(before, repeats, strict=True)]
 
 
 def _broadcast_size(a: Size, b: Size, other: SymbolicSize) -> Size:
@@ -368,6 +414,23 @@ def _as_input(_known: Integers, node: ir.Node) -> tuple[Size, ...] | None:
     """Infer the output shape of a normalization, which ONNX's own inference leaves open."""
     return sizes(node.inputs[0])
 
+
+MICROSOFT = "com.microsoft"
+"""The domain of the operators that ONNX Runtime's optimizer writes. Source: its ContribOperators.md."""
+AS_FIRST_INPUT = (
+    *("BiasGelu", "FastGelu", "Gelu", "QuickGelu"),
+    *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
+)
+NORMS_OF_MICROSOFT = ("SimplifiedLayerNormalization",)
+"""Operators that it writes into ONNX's own domain, which does not have them."""
+SUM_OF_SKIP = 3
+"""The output of a SkipLayerNormalization that is the sum of its inputs."""
+PLAIN_OPERATOR = {"FusedConv": "Conv", "FusedGemm": "Gemm", "FusedMatMul": "MatMul"}
+"""The operator of ONNX that a fused one begins with."""
+PLAIN_ATTRIBUTES = {
+    "Conv": ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"),
+    "Gemm": ("alpha", "beta", "transA", "transB"),
+}
 
 _SHAPES: dict[str, Callable[[Integers, ir.Node], Sequence[Size] | None]] = {
     "Reshape": _reshape,

@@ -182,7 +182,7 @@ def _evaluated(node: ir.Node, opset: int, computed: dict[ir.Value, _Computed]) -
     if not all(value in computed or (value.const_value is not None) for value in values):
         return None
     inputs = [computed.get(value) or _stored(value) for value in values]
-    if node.domain or not values or node.op_type in (*RANDOM, *QUANTIZING) or _computed_otherwise(node, opset):
+    if node.domain or not values or node.op_type in (*RANDOM, *QUANTIZING) or is_computed_otherwise(node, opset):
         return None
     if has_subgraphs(node):
         return None
@@ -197,7 +197,7 @@ def _evaluated(node: ir.Node, opset: int, computed: dict[ir.Value, _Computed]) -
     elif node.op_type == "GatherND":
         found = _gathered(node, *arrays.values())
     else:
-        found = _reference_output(node, arrays, opset)
+        found = reference_output(node, arrays, opset)
     return _Computed(found, sources) if isinstance(found, np.ndarray) and found.size <= largest else None
 
 
@@ -205,7 +205,7 @@ _COMPUTED_OTHERWISE = ("AveragePool", "ConvTranspose", "GlobalMaxPool", "LRN", "
 """Operators that ONNX's reference implementation computes wrongly for some pads, groups or numbers of axes."""
 
 
-def _computed_otherwise(node: ir.Node, opset: int) -> bool:
+def is_computed_otherwise(node: ir.Node, opset: int) -> bool:
     """Whether ONNX's reference implementation, or float64, gives other numbers than a runtime does."""
     if node.op_type == "Cast":  # float64 keeps what rounding to half precision takes away
         kind = node.inputs[0].dtype if node.inputs[0] is not None else None
@@ -244,7 +244,7 @@ def _gathered(node: ir.Node, data: np.ndarray, indices: np.ndarray) -> np.ndarra
     return picked
 
 
-def _reference_output(node: ir.Node, arrays: dict[str | None, np.ndarray], opset: int) -> np.ndarray | None:
+def reference_output(node: ir.Node, arrays: dict[str | None, np.ndarray], opset: int) -> np.ndarray | None:
     """Evaluate a node with ONNX's reference implementation."""
     import onnx
     import onnx_ir as ir

@@ -40,7 +40,7 @@ def read_sizes_from_inputs(model: ir.Model, known: Integers) -> None:
     inside = _from_intermediate_values(model, known)
     if not inside:
         return
-    writer = _SizeWriter(model)
+    writer = SizeWriter(model)
     new = {
         value: written
         for node in tuple(model.graph)
@@ -127,7 +127,7 @@ Term = int | _Window | _Product
 """What a size is written as."""
 
 
-class _SizeWriter:
+class SizeWriter:
     """Writes sizes that follow from the inputs', each node once.
 
     Attributes:
@@ -187,9 +187,12 @@ class _SizeWriter:
 
     def _node(self, length: int, operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
         """Write a node that returns so many integers, or a single one if that is 0; the same node only once."""
+        import onnx_ir as ir
+
         key = operator, inputs, *attributes.items()
         if key not in self.written:
             self.written[key] = self.write(operator, *inputs, **attributes)
+            self.written[key].dtype = ir.DataType.INT64
             set_shape(self.written[key], (length,) if length else ())
             self.count += 1
         return self.written[key]

@@ -71,6 +71,8 @@ def floor_divided(size: Size, by: int) -> Size:
         return size
     if isinstance(size, int):
         return size // by
+    if size.number % by == 0:
+        return product((SymbolicSize(size.names), size.number // by))
     if len(size.names) != 1 or size.number != 1:
         return SymbolicSize((f"(({size}+0)//{by})",))
     inner, more, part = as_window(size.names[0])

@@ -16,6 +16,7 @@ from repaconv.rewrites.fold.clip_operator import CLIP
 from repaconv.rewrites.fold.computed_shapes import SHAPES
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.concats_in_series import CONCATS
+from repaconv.rewrites.fold.constants_of_every_image import REPEATED
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 from repaconv.rewrites.fold.convolutions_of_split_parts import GROUPED_CONVOLUTION
 from repaconv.rewrites.fold.einsum_products import EINSUM
@@ -83,6 +84,7 @@ BEFORE_AFFINE = (BEFORE_UPSAMPLING, JOIN, CHOOSE)
 FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has moved next to a convolution
     WEIGHTS,
     SHAPES,
+    REPEATED,
     EINSUM,
     GELU,
     LAYER_NORM,

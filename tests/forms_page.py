@@ -20,7 +20,7 @@ A rewrite changes how an ONNX graph is written, not what it computes. A rewrite 
 rewrites; each target has a default one. They are applied in the order of this table, wherever they are valid. Each
 rewrite is tested alone and in 200 random combinations, in float64 to 1e-11 (`tests/test_forms.py`), and every export
 with a preset is verified in the link `form`. `repaconv tune` finds out which ones are faster for your network. A
-package adds its own by the entry point group `repaconv.rewrites`.
+package of yours adds [its own](how-to/own-rewrite.md).
 
 | Rewrite | Applies to | From opset |
 |---|---|---|

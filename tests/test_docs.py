@@ -234,18 +234,36 @@ def test_the_method_of_the_page_holds_the_contract(tmp_path, monkeypatch):
     """The whole plug-in of docs/how-to/own-method.md, installed as a package is: its module and its entry points."""
     page = DOCS / "how-to" / "own-method.md"
     (module, *_), (points,) = blocks(page, "python"), blocks(page, "toml")
-    site = tmp_path / "site"
-    (site / "toy_plugin-1.0.dist-info").mkdir(parents=True)
-    (site / "toy_plugin.py").write_text(module)
-    groups = re.sub(r'project\.entry-points\."([\w.]+)"', r"\1", points).replace('"', "")
-    (site / "toy_plugin-1.0.dist-info" / "entry_points.txt").write_text(groups)
-    (site / "toy_plugin-1.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: toy-plugin\nVersion: 1.0\n"
-    )
-    monkeypatch.syspath_prepend(site)
-    monkeypatch.delitem(sys.modules, "toy_plugin", raising=False)
+    as_installed("toy_plugin", module, points, tmp_path, monkeypatch)
     check_method("toy", "small", tmp_path)
     sys.modules.pop("toy_plugin")
+
+
+def as_installed(name: str, module: str, points: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug-in of a page as pip installs it: its module and its entry points."""
+    site = folder / "site"
+    (site / f"{name}-1.0.dist-info").mkdir(parents=True)
+    (site / f"{name}.py").write_text(module)
+    groups = re.sub(r'project\.entry-points\."([\w.]+)"', r"\1", points).replace('"', "")
+    (site / f"{name}-1.0.dist-info" / "entry_points.txt").write_text(groups)
+    (site / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.onnx.export
+def test_the_rewrite_of_the_page_is_found_and_passes_the_test_of_the_page(tmp_path, monkeypatch, repaconv):
+    page = DOCS / "how-to" / "own-rewrite.md"
+    (module, test), (points, target) = blocks(page, "python"), blocks(page, "toml")
+    as_installed("square_plugin", module, points, tmp_path, monkeypatch)
+    known: dict = {"SQUARE_AS_MUL": plugins.load(plugins.REWRITES, "square-as-mul")}
+    exec(test, known)
+    known["test_a_square_is_a_product"](tmp_path)
+    Path("my-x86.toml").write_text(target)
+    assert repaconv("fold", tmp_path / "before.onnx", "--no-measure", "-o", "run")[0] == 0
+    code, out, _ = repaconv("export", "run", "--target", "./my-x86.toml")
+    assert (code, "square-as-mul" in out, "1 change" in out) == (0, True, True), out
+    sys.modules.pop("square_plugin")
 
 
 def test_the_readme_is_one_screen_and_a_bit():

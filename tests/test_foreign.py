@@ -216,6 +216,7 @@ def test_the_reason_of_an_error_of_onnx_runtime_is_told_without_the_place_in_its
     [
         ({"arch": "timm:resnet18"}, "usage.onnx", "--arch is for checkpoints"),
         ({"preset": "turbo"}, "form.unknown", "neither a rewrite preset nor a file"),
+        ({"preset": "rms-norm"}, "form.unknown", "--rewrites rms-norm"),
         ({"preset": "fastest-known"}, "usage.onnx", "not folded yet"),
     ],
 )
@@ -223,9 +224,10 @@ def test_options_that_a_graph_does_not_take_are_refused(options, code, words, tm
     path = tmp_path / "net.onnx"
     path.write_bytes(graph_with_weights_in("w.bin").SerializeToString())
     (tmp_path / "w.bin").write_bytes(bytes(24))
-    with pytest.raises(UsageProblem, match=words) as refused:
+    with pytest.raises(UsageProblem) as refused:
         rc.fold(path, **options)
     assert refused.value.code == code
+    assert words in f"{refused.value.message} {refused.value.hint}"
 
 
 def test_what_a_graph_says_of_itself(tiny, repaconv):

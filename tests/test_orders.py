@@ -84,6 +84,10 @@ def test_what_is_no_value_is_refused_with_its_option():
     for text in ("x", "-5%", "nan"):
         with pytest.raises(UsageProblem, match="--max-regression"):
             asked.read(text)
+    assert asked.read("500%") == 5.0
+    with pytest.raises(UsageProblem, match="more than the whole") as refused:  # 5 may be meant as 5%
+        asked.read("5")
+    assert "--max-regression 5%" in refused.value.hint
     (asked,) = [each for each in options_of(ExportOptions) if each.name == "batch"]
     for text in ("²", "0", "9" * 5000):  # ² is a digit, but int does not read it
         with pytest.raises(UsageProblem, match="neither dynamic nor a whole number above zero"):

@@ -43,7 +43,7 @@ STEPS = "Main steps"
 WORKFLOWS = "Whole workflows"
 SEARCH = "Search and conversion"
 FLEET = "Fleet and boards"
-ENVIRONMENT = "Environment"
+ENVIRONMENT = "Information and environment"
 
 
 # A command takes an `Options` object. Typer sees one parameter per field instead.
@@ -337,6 +337,10 @@ FoldArgument = Annotated[
     typer.Argument(
         metavar="FILE", help="Checkpoint (.pth, .pt, .bin, .safetensors), ONNX model (.onnx) or Hugging Face folder."
     ),
+]
+ConvertArgument = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="Checkpoint (.pth, .pt, .bin, .safetensors) of a plain vision transformer."),
 ]
 InspectArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="Checkpoint, ONNX model or engine; no code in it is run.")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from repaconv.cli.command_options import (
     SEARCH,
-    FoldArgument,
+    ConvertArgument,
     Format,
     FormatOption,
     Quiet,
-    RunArgument,
     app,
     run_and_exit,
 )
@@ -17,7 +21,7 @@ from repaconv.stages.convert.options import ConvertOptions, FinetuneOptions, Sco
 
 @app.command(rich_help_panel=SEARCH, epilog="Example: repaconv score vit.pth --images calibration/")
 def score(
-    checkpoint: FoldArgument,
+    checkpoint: ConvertArgument,
     options: ScoreOptions = ScoreOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
@@ -30,7 +34,7 @@ def score(
 
 @app.command(rich_help_panel=SEARCH, epilog="Example: repaconv convert vit.pth --images calibration/ --blocks 6")
 def convert(
-    checkpoint: FoldArgument,
+    checkpoint: ConvertArgument,
     options: ConvertOptions = ConvertOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
@@ -48,7 +52,10 @@ def convert(
     rich_help_panel=SEARCH, epilog="Example: repaconv finetune repaconv-out/vit-dwconv --images calibration/ --epochs 3"
 )
 def finetune(
-    run: RunArgument = None,
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN", help="Run folder made by `convert`.", show_default="the newest run"),
+    ] = None,
     options: FinetuneOptions = FinetuneOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,

@@ -89,9 +89,16 @@ def read_matrix(path: Path) -> Matrix:
     try:
         return Matrix.model_validate(table)
     except ValidationError as error:
-        raise UsageProblem(
-            first_problem(error, str(path), lines), hint="See docs/how-to/cluster.md.", code="sweep.invalid"
-        ) from error
+        raise _no_matrix(first_problem(error, str(path), lines)) from error
+
+
+def _no_matrix(message: str) -> UsageProblem:
+    return UsageProblem(
+        message,
+        hint="A matrix as TOML, each key on a line: models = [{checkpoint = 'ckpt.pth'}], targets = ['x86-64'], "
+        "precisions = ['fp32', 'int8'], batches = [1, 8].",
+        code="sweep.invalid",
+    )
 
 
 def cells_of(matrix: Matrix) -> list[tuple[Entry, Cell]]:
@@ -147,17 +154,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             code="matrix.unreadable",
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date may be none, and lists too deep
-        raise UsageProblem(
-            f"{path} is not YAML: {' '.join(str(error).split())}.",
-            hint="See docs/how-to/cluster.md.",
-            code="sweep.invalid",
-        ) from error
+        raise _no_matrix(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(table, dict):
-        raise UsageProblem(
-            f"{path} does not contain a matrix of models, targets, precisions and batch sizes.",
-            hint="See docs/how-to/cluster.md.",
-            code="sweep.invalid",
-        )
+        raise _no_matrix(f"{path} does not contain a matrix of models, targets, precisions and batch sizes.")
     return table
 
 

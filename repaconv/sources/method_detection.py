@@ -116,9 +116,10 @@ def understood(method: Method, checkpoint: Checkpoint, settings: Mapping[str, st
         if (memory := memory_problem(error)) is not None:
             raise memory from error
         raise Refused(
-            f"{checkpoint.path} has names of {method.name} and tensors that no net of it has "
+            f"{checkpoint.path} has names of {method.name} and tensors that no network of it has "
             f"({describe_exception(error)}).",
-            hint="The file is of another net, or it was changed after training; `repaconv inspect` says what is in it.",
+            hint="The file is of another network, or it was changed after training; `repaconv inspect` shows its "
+            "contents.",
             code="checkpoint.shape",
         ) from error
 

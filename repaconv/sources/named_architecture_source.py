@@ -140,7 +140,7 @@ class ArchitectureSource(OnnxSource):
         if form != TRAINING:
             raise UsageProblem(
                 f"the deploy form of {self.run.folder} is a graph, and this target's runtime runs torch modules.",
-                hint="Give a target that runs graphs, as --target x86-64.",
+                hint="Give a target that runs ONNX models, e.g. --target x86-64.",
                 code="run.no-module",
             )
         return Network(self._built.module, self.inputs, tuple(Port(name, (), "float32") for name in self.outputs))

@@ -283,7 +283,7 @@ class OnnxSource:
         """
         raise UsageProblem(
             f"{self.run.folder} is of an ONNX graph, and this target's runtime runs torch modules.",
-            hint="Give a target that runs graphs, as --target x86-64.",
+            hint="Give a target that runs ONNX models, e.g. --target x86-64.",
             code="run.no-module",
         )
 

@@ -27,7 +27,7 @@ class Budget(NamedTuple):
         shares = {name: getattr(options, name) for name in cls._fields}
         for name, share in shares.items():
             if share is not None:
-                bounded(f"the share --{name.replace('_', '-')}", share, 1)
+                bounded(f"the share --{name.replace('_', '-')}", share, 1, is_share=True)
         return cls(**shares)
 
     @property

@@ -154,15 +154,16 @@ def coarser(precisions: Sequence[str]) -> str:
     return max((name for name in precisions if name in LOSSY), key=lambda name: LOSSY[name][1], default="fp32")
 
 
-def bounded(name: str, value: float, largest: float) -> float:
-    """Return the value if it is from 0 to ``largest``.
+def bounded(name: str, value: float, largest: float, *, is_share: bool = False) -> float:
+    """Return the value if it is from 0 to ``largest``; the hint of a share says what 5% is.
 
     Raises:
         UsageProblem: If it is not, or if it is NaN.
     """
     if not 0 <= value <= largest:
+        percent = "; 5% is 0.05" if is_share else ""
         raise UsageProblem(
-            f"{name} is {value:g}.", hint=f"Give a number from 0 to {largest:g}.", code="tolerance.unbounded"
+            f"{name} is {value:g}.", hint=f"Give a number from 0 to {largest:g}{percent}.", code="tolerance.unbounded"
         )
     return value
 

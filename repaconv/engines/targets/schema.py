@@ -212,5 +212,7 @@ def _validated(table: dict[str, Any], lines: Positions, where: str) -> Target:
         return Target.model_validate(table, context=PREVIOUS)  # a user's file may use former field names
     except ValidationError as error:
         raise UsageProblem(
-            first_problem(error, where, lines), hint="See repaconv/engines/targets/x86-64.toml.", code="target.invalid"
+            first_problem(error, where, lines),
+            hint=f"A target that is valid: {Path(__file__).with_name('x86-64.toml')}",
+            code="target.invalid",
         ) from error

@@ -79,7 +79,8 @@ def read_gates(
     if not isinstance(p, int) or isinstance(p, bool) or not 0 <= p <= gate.numel():
         raise Refused(
             f"meta.gate.p is {p!r}, but there are {gate.numel()} gates.",
-            hint="p is the number of gates that select the convolution.",
+            hint="It is the number of gates that select the convolution. Save the checkpoint with the one that it was "
+            "trained with.",
             code="dwconv.gates",
         )
     unit = "block" if gate.ndim == 1 else "head"

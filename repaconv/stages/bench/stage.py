@@ -86,7 +86,7 @@ def plan_bench(options: BenchOptions, model: str | Path | None, device: Target |
     """Resolve the options, and check everything that may be refused before a model is opened."""
     from repaconv.benchmark.paper_protocols import protocol_named
 
-    bounded("the share --max-regression", options.max_regression, LARGEST_REGRESSION)
+    bounded("the share --max-regression", options.max_regression, LARGEST_REGRESSION, is_share=True)
     require_threads(options.threads)
     given = resolve_bench_preset(options, model)
     options = given.options

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.stages.shared.common_options import AllowUnverified, RunPrecision, RunPreset, Workspace
-from repaconv.stages.shared.option_dataclasses import OUTPUT, TARGET, Option, Options
+from repaconv.stages.shared.option_dataclasses import ENGINE, TARGET, Option, Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class BuildOptions(Options):
     workspace_mib: Workspace = None
     timing_cache: Annotated[
         str | Path | None,
-        Option("TensorRT timing cache file.", default_text="one per target and TensorRT version", panel=OUTPUT),
+        Option("TensorRT timing cache file.", default_text="one per target and TensorRT version", panel=ENGINE),
     ] = None
     replay: Annotated[
-        bool, Option("Rebuild the same engine: fail if the timing cache lacks an entry.", panel=OUTPUT)
+        bool, Option("Rebuild the same engine: fail if the timing cache lacks an entry.", panel=ENGINE)
     ] = False
     allow_unverified: AllowUnverified = False

@@ -196,7 +196,9 @@ class Recipe(Record):
     checkpoint: str = Field(description="Checkpoint, ONNX model or Hugging Face folder.")
     extends: str | None = Field(default=None, description="Recipe whose keys are used where this one has none.")
     arch: str | None = Field(
-        default=None, description="How to build the network: timm:NAME, or FILE.py:FUNCTION (which runs that file)."
+        default=None,
+        description="How to build the network: timm:NAME, torchvision:NAME, or FILE.py:FUNCTION (which runs that "
+        "file).",
     )
     task: TaskName | None = Field(
         default=None, description="What the network is for; decides by what lower precision is evaluated."
@@ -536,7 +538,7 @@ def _remedy(problem: Problem) -> str:
         known = re.findall(r"'([^']*)'", str(problem.error["ctx"]["expected"]))
         return f"{did_you_mean(str(problem.error['input']), known)}Known: {', '.join(known)}."
     means = _description(*problem.keys[:2])
-    return f"It means: {means}" if means else "See docs/how-to/recipes.md."
+    return f"It means: {means}" if means else "`repaconv new-recipe CKPT` writes a recipe with all keys."
 
 
 def _description(section: str, key: str = "") -> str | None:

@@ -13,10 +13,10 @@ from repaconv.deprecation import Deprecation
 from repaconv.stages.shared.option_dataclasses import (
     BASELINE,
     CLUSTER,
+    ENGINE,
     IMAGES,
     INPUT,
     MEASURE,
-    OUTPUT,
     SETTINGS,
     SIZE,
     TARGET,
@@ -107,7 +107,7 @@ Workspace = Annotated[
         option=("--workspace",),
         least=1,
         default_text="TensorRT's own",
-        panel=OUTPUT,
+        panel=ENGINE,
     ),
 ]
 Seed = Annotated[

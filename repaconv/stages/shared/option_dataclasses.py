@@ -86,8 +86,21 @@ def positive_number(text: str, option: str, example: str) -> float:
 
 
 def share(text: str, option: str) -> float:
-    """``5%`` or ``0.05``."""
-    return positive_number(text.removesuffix("%"), option, "5%") / (100 if text.endswith("%") else 1)
+    """``5%`` or ``0.05``.
+
+    Raises:
+        UsageProblem: If it is no positive number, or a number above 1 without %, which may be meant as percent.
+    """
+    number = positive_number(text.removesuffix("%"), option, "5%")
+    if text.endswith("%"):
+        return number / 100
+    if number > 1:
+        raise UsageProblem(
+            f"{option} {text} is more than the whole.",
+            hint=f"Give percent with the sign: {option} {text}%.",
+            code="usage.number",
+        )
+    return number
 
 
 def pairs(words: Sequence[str], option: str, separator: str = "=", example: str = "") -> dict[str, str]:
@@ -524,6 +537,7 @@ BASELINE = "Baseline"
 VERIFICATION = "Verification"
 CLUSTER = "Cluster"
 OUTPUT = "Output"
+ENGINE = "TensorRT"
 GENERAL = "General"
 
 PANEL_ORDER = (
@@ -538,6 +552,7 @@ PANEL_ORDER = (
     MEASURE,
     BASELINE,
     OUTPUT,
+    ENGINE,
     GRAPH,
     VERIFICATION,
     CLUSTER,

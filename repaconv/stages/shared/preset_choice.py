@@ -102,10 +102,14 @@ def require_known_preset(form: str | Path, folder: Path = Path()) -> None:
         UsageProblem: If it is neither.
     """
     if str(form) not in NAMED and not (folder / form).is_file():
+        one_rewrite = (
+            f"It is one rewrite: repaconv tune --rewrites {form} tries it. "
+            if str(form) in plugins.registered(plugins.REWRITES)
+            else did_you_mean(str(form), NAMED)
+        )
         raise UsageProblem(
             f"{form} is neither a rewrite preset nor a file.",
-            hint=f"{did_you_mean(str(form), NAMED)}Known presets: {', '.join(NAMED)}; or give a result file of "
-            "`repaconv tune`.",
+            hint=f"{one_rewrite}Known presets: {', '.join(NAMED)}; or give a result file of `repaconv tune`.",
             code="form.unknown",
         )
 

@@ -147,7 +147,9 @@ class Candidates:
                     "the weights take more than 2 GiB."
                     if graph.data
                     else "the exported graph and the folded network give different outputs.",
-                    hint="tune supports graphs that fit into one file." if graph.data else "See `repaconv export`.",
+                    hint="tune supports graphs that fit into one file."
+                    if graph.data
+                    else "Run `repaconv export`: its table has how far they differ.",
                     code="tune.graph",
                 )
             self.progress("tune: choose the rewrites that apply", 0, 0)

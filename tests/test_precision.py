@@ -470,6 +470,14 @@ def test_bfloat16_is_a_link_of_the_chain_and_says_how_it_was_run(tiny):
         assert "rounded to bfloat16" in links[name].note
 
 
+def test_an_export_that_fails_on_random_inputs_asks_for_images(tiny):
+    rc.fold(tiny)
+    done = rc.export(precision="int8")
+    assert "give images" not in str(done)  # the note of the link says it
+    words = "give images of the kind that the network is for"
+    assert words in " ".join(str(done.model_copy(update={"verdict": "failed"})).split())
+
+
 def test_the_last_line_of_an_export_names_the_link_that_is_not_verified(tiny, repaconv):
     """On random images a lossy link that passes shows nothing; the line said "passed: opset ..." alone."""
     rc.fold(tiny)

@@ -28,6 +28,11 @@ def show_export(done: ExportArtefact) -> None:
     if done.precision != "fp32":
         by = f" by {plain(done.quantizer)}" if done.quantizer not in ("", "onnxruntime") else ""
         stdout().print(f"[yellow]lossy[/]: {done.precision}{by}, measured on {plain(done.calibration)}")
+        if done.images is None and done.verdict == "failed":  # the note of a link that passes says so
+            stdout().print(
+                "random inputs calibrated and evaluated it: give images of the kind that the network is for, with "
+                "--images DIR or --inputs FILE.npz"
+            )
         print_images_and_classes(done.image_preprocessing, done.scores)
         asked = matching(done.fp32_nodes, done.fp32_modules)
         lacking = [name for name in _without_kernel(done) if name not in asked]

@@ -601,6 +601,24 @@ def test_no_color_is_no_bold_either(monkeypatch):
         assert ("\x1b[" in seen.get()) is codes
 
 
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 120])
+def test_no_number_of_a_table_is_cut_or_wrapped(width, monkeypatch):
+    """In 40 columns `verify` printed a relative error of 1.4e-15 as 1.4, and in 60 it left the notes out."""
+    from repaconv.core import terminal
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    rows = terminal.table("verdict", "link", "candidate", "max rel", "images/s", "")
+    rows.add_row("passed", "onnx", "ONNX under ONNX Runtime\nonly random images", "1.4e-15", "1,234,567.8", "-0.1 (2)")
+    rows.add_row("failed", "a/long/path/of/a/file.onnx", "[bold]int8[/]", "", "9.0", "")
+    with (console := terminal.stdout()).capture() as printed:
+        console.print(rows)
+    lines = printed.get().splitlines()
+    assert max(map(len, lines)) <= width
+    for cell in ("verdict", "max rel", "1.4e-15", "1,234,567.8", "-0.1 (2)", "9.0", "random"):
+        assert any(cell in line for line in lines), (cell, lines)
+    assert ("1.4e-15" in next(line for line in lines if "passed" in line)) is (width >= 80)  # a table, else lines
+
+
 def test_tables_are_for_80_columns_with_the_verdict_first_and_v_shows_all(repaconv, tiny, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     torch.save({"state_dict": plugins.load(plugins.METHODS, "repconv").example("tiny-mobileone", 0)}, "many.pth")

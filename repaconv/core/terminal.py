@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -15,8 +15,9 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from repaconv.core.errors import escape_control_characters
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions
     from rich.table import Table
+    from rich.text import Text
 
 
 _WIDTH: ContextVar[int | None] = ContextVar("width", default=None)
@@ -42,7 +43,6 @@ def _console() -> type[Console]:
     """Return the console class. It prints control characters in file names as escape sequences."""
     from rich.console import Console
     from rich.errors import MarkupError
-    from rich.text import Text
 
     class Output(Console):
         def on_broken_pipe(self) -> None:
@@ -101,28 +101,71 @@ def print_message(sentence: str) -> None:
 
 def print_table(header: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> None:
     """Print a plain table to stdout."""
-    rows = list(lines)
-    printed = table(*header, figures=[n for n, column in enumerate(zip(*rows, strict=True)) if _are_figures(column)])
-    for row in rows:
+    printed = table(*header)
+    for row in lines:
         printed.add_row(*map(plain, row))
     stdout().print(printed)
 
 
 def _are_figures(column: Iterable[str]) -> bool:
-    """Return whether a column contains only numbers. Such columns are not wrapped."""
+    """Return whether a column contains only numbers."""
     words = [word for cell in column for word in cell.split()]
     return bool(words) and all(word[0] in "0123456789-(" for word in words if word != "to")
 
 
-def table(*header: str, figures: Collection[int] = ()) -> Table:
-    """Return an empty table with that header. Long words are wrapped, except in the columns ``figures``."""
+LEAST_TEXT_WIDTH = 12
+"""A column of text is at least as wide, or as its longest word; in less, one row takes many lines."""
+
+
+def table(*header: str) -> Table:
+    """Return an empty table with that header.
+
+    Columns of numbers are never wrapped or cut. Where the table does not fit, each row is printed as lines, with one
+    column each.
+    """
     from rich import box
+
+    empty = _table_class()(*header, box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(header))
+    for column in empty.columns:
+        column.overflow = "fold"
+    return empty
+
+
+@cache
+def _table_class() -> type[Table]:
+    from rich.padding import Padding
     from rich.table import Table
 
-    empty = Table(*header, box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(header))
-    for n, column in enumerate(empty.columns):
-        column.overflow, column.no_wrap = "fold", n in figures
-    return empty
+    class FittingTable(Table):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
+            cells = [[console.render_str(str(cell)) for cell in column.cells] for column in self.columns]
+            for column, texts in zip(self.columns, cells, strict=True):
+                column.no_wrap = column.no_wrap or _are_figures(text.plain for text in texts)
+            widths = [
+                _least_width(str(column.header), [text.plain for text in texts], whole=column.no_wrap)
+                for column, texts in zip(self.columns, cells, strict=True)
+            ]
+            if sum(widths) + 3 * len(widths) - 1 <= options.max_width:  # 3 spaces between columns, 1 on each side
+                yield from super().__rich_console__(console, options)
+                return
+            for number, row in enumerate(self.rows):
+                lines = Table.grid(padding=(0, 2))
+                lines.add_column(no_wrap=True)
+                lines.add_column(overflow="fold")
+                for column, texts in zip(self.columns, cells, strict=True):
+                    if texts[number].plain:
+                        lines.add_row(str(column.header), texts[number])
+                yield Padding(lines, (1 if number == 0 else 0, 0, 1, 1), style=row.style or "none", expand=False)
+
+    return FittingTable
+
+
+def _least_width(header: str, cells: Sequence[str], *, whole: bool) -> int:
+    """The width that a column needs: of its longest line if it is not wrapped, else of its longest word, up to 12."""
+    if whole:
+        return max(map(len, (header, *(line for cell in cells for line in cell.splitlines()))))
+    longest = max((len(word) for text in (header, *cells) for word in text.split()), default=0)
+    return min(longest, LEAST_TEXT_WIDTH)
 
 
 def colored(verdict: str) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def show_paper_table(found: PaperTable) -> None:
     """Print our figures next to the paper's, and mark those that differ by more than the printed precision."""
     notes = list(dict.fromkeys(row.remark for row in found.rows if row.remark))
-    rows = table("table", "model", "form", "parameters", "paper", found.rows[0].unit, "paper", "", figures=range(3, 7))
+    rows = table("table", "model", "form", "parameters", "paper", found.rows[0].unit, "paper", "")
     for row in found.rows:
         ours = (row.cost.layer_macs if row.counted == "layers" else row.cost.macs) * (2 if row.unit == "FLOPs" else 1)
         mark = "" if row.agrees else f"[yellow]differs[/] ({notes.index(row.remark) + 1})"

@@ -109,8 +109,11 @@ def python() -> str:
     )
     from repaconv.core import errors
 
-    rows = [(name, getattr(errors, name)) for name in EXITS if name != "Inconclusive"]
+    rows = [(name, getattr(errors, name)) for name in EXITS]
     head += (
+        "\nOther names: `new_recipe` is `new-recipe`, `inspect_file` is `inspect` of an ONNX model or engine, "
+        "`estimate` is `bench --estimate`, `throughput` is `bench --objective throughput`, `compare_runs` is `report` "
+        "of several runs. `demo`, `doctor`, `targets`, `sweep` and `worker` are commands only.\n"
         "\nPaths are `str` or `pathlib.Path`. Results are frozen. An argument that is None has the default of the "
         "command. `print(result)` prints what the command prints, and `progress=print` the steps. Every exception is a "
         "`repaconv.RepaconvError` with a `message`, a `hint` (what to do), a "

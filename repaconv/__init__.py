@@ -22,6 +22,8 @@ former_module_names.install()
 
 if TYPE_CHECKING:
     from repaconv.core.errors import EnvironmentProblem as EnvironmentProblem
+    from repaconv.core.errors import GateFailed as GateFailed
+    from repaconv.core.errors import Inconclusive as Inconclusive
     from repaconv.core.errors import Refused as Refused
     from repaconv.core.errors import RepaconvError as RepaconvError
     from repaconv.core.errors import UsageProblem as UsageProblem
@@ -83,7 +85,7 @@ _FILES = {
 __all__ = list(_FILES)
 
 
-ERRORS = ("EnvironmentProblem", "Refused", "RepaconvError", "UsageProblem")
+ERRORS = ("EnvironmentProblem", "GateFailed", "Inconclusive", "Refused", "RepaconvError", "UsageProblem")
 """The exceptions, of `repaconv.core.errors`."""
 
 

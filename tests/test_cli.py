@@ -25,6 +25,7 @@ from repaconv.cli import command_options
 from repaconv.cli import main as cli_main
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
+from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.option_dataclasses import Options, options_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -490,6 +491,10 @@ def test_the_package_shows_its_stages_and_results_are_short(tiny, repaconv):
         return "\n".join(line.rstrip() for line in repaconv(*command)[1].splitlines()).strip("\n")
 
     assert dir(package) == sorted([*package.__all__, *package.ERRORS])
+    assert issubclass(package.GateFailed, package.RepaconvError)
+    offered = inspect.signature(package.fold).parameters  # what completion offers
+    assert {each.name for each in options_of(FoldOptions)} | {"example", "progress"} < set(offered)
+    assert "    arch: How to build the network" in package.fold.__doc__
     done = package.fold(tiny)
     assert repr(done) == "<MethodFold passed repaconv-out/tiny/fold.json>"
     assert str(done) == printed_by("fold", tiny)

@@ -483,7 +483,7 @@ def _what_it_looks_like(path: Path, head: bytes) -> str:
     if head[:1] == b"\x80":
         return "it is a pickle that torch.save did not write"
     if (head[:1] == b"\x08" and (b"onnx" in head.lower() or path.suffix == ".onnx")) or b"pytorch" in head[:64]:
-        return "it looks like an ONNX model"
+        return "it looks like an ONNX model, which `repaconv fold` and, in Python, repaconv.inspect_file take"
     if program := next((program for start, program in COMPRESSED.items() if head.startswith(start)), ""):
         return f"it is compressed by {program}, so decompress it first"
     return f"it begins with {head[:8]!r}"

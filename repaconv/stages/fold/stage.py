@@ -22,6 +22,7 @@ from repaconv.stages.shared.option_dataclasses import (
     require_path,
     require_progress,
     setting_text,
+    show_options,
     validated,
 )
 from repaconv.tasks.task_of_network import task_named
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from repaconv.checkpoints import Checkpoint
 
-_FILE_OPTIONS = {*(each.name for each in options_of(FoldOptions)), "overrule", "progress"} - {"method"}
+_FILE_OPTIONS = {*(each.name for each in options_of(FoldOptions)), "overrule"} - {"method"}
 
 
 @overload
@@ -62,7 +63,12 @@ def fold(
 
 
 def fold(
-    checkpoint: str | Path | nn.Module, *, method: str = "auto", **arguments: Any
+    checkpoint: str | Path | nn.Module,
+    *,
+    method: str = "auto",
+    example: Any = None,
+    progress: Progress = silent,
+    **arguments: Any,
 ) -> MethodFold | GraphFold | nn.Module:
     """Fold a checkpoint, an ONNX file, or a module in memory.
 
@@ -71,10 +77,12 @@ def fold(
             ``<stem>.folded.onnx`` and ``fold.json`` are written; a Hugging Face folder; an address that
             `repaconv.fetch` downloaded; or a ``torch.nn.Module``.
         method: Name of the method, or ``auto``.
-        arguments: For a file: the options of the command, such as ``arch``, ``settings``, ``weights`` and ``out``. For
-            a module: ``example``, an input (a tensor such as images [N, C, H, W], a tuple of arguments, or a dict of
-            named ones); the fold is exact for calls like it, not for other methods of the module. All others are model
-            settings by name, e.g. ``num_heads=3``.
+        options: The options.
+        example: For a module: an input (a tensor such as images [N, C, H, W], a tuple of arguments, or a dict of named
+            ones); the fold is exact for calls like it, not for other methods of the module. A module takes this,
+            ``method`` and model settings only.
+        progress: A function that is called with each step's name, the units done and their total.
+        arguments: Model settings by name, e.g. ``num_heads=3``, as in ``settings``.
 
     Returns:
         The result that is written as ``fold.json``; of a module, a folded copy in eval mode, with the module's device
@@ -89,12 +97,11 @@ def fold(
     if isinstance(checkpoint, (str, Path)):
         require_path("checkpoint", checkpoint)
     arguments = renamed(arguments, FoldOptions)
-    example = arguments.pop("example", None)
     known = {name: arguments.pop(name) for name in tuple(arguments) if name in _FILE_OPTIONS}
-    options = {name: value for name, value in known.items() if name not in ("overrule", "progress")}
-    require_progress(known.get("progress", silent))
+    options = {name: value for name, value in known.items() if name != "overrule"}
+    require_progress(progress)
     checked = validated(FoldOptions, options)
-    known |= {name: getattr(checked, name) for name in options}
+    known |= {name: getattr(checked, name) for name in options} | ({} if progress is silent else {"progress": progress})
     given = known.pop("settings", None) or {}
     settings = {**given, **{name: setting_text(value) for name, value in arguments.items()}}
     if isinstance(checkpoint, (str, Path)) and example is not None:
@@ -122,6 +129,9 @@ def fold(
             code="usage.live",
         )
     return fold_live(checkpoint, method, settings, example)
+
+
+show_options(fold, FoldOptions)
 
 
 def _fold_checkpoint(

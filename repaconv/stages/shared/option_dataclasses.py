@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
@@ -483,13 +483,8 @@ def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..
         options: The class of that object.
     """
     others = list(inspect.signature(stage).parameters.values())[1:]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    asked = [
-        inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type)
-        for each in options_of(options)
-    ]
     parameters = sorted(
-        [*asked, *others], key=lambda each: each.kind
+        [*_parameters(options), *others], key=lambda each: each.kind
     )  # positional arguments first, then the options, then other keywords
     signature = inspect.signature(stage).replace(parameters=parameters)
 
@@ -507,9 +502,39 @@ def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..
 
     called.__name__ = called.__qualname__ = stage.__name__.removesuffix("_by")
     called.__signature__ = signature  # type: ignore[attr-defined]
-    lines = "\n".join(f"    {each.name}: {_argument_help(each)}" for each in options_of(options))
-    called.__doc__ = inspect.cleandoc(stage.__doc__ or "").replace("    options: The options.", lines)
+    called.__doc__ = _with_argument_help(stage, options)
     return called
+
+
+def show_options(function: Callable[..., Any], options: type[Options]) -> None:
+    """Give a function that passes on any keyword argument the signature and help of the options that it takes.
+
+    Args:
+        function: Its arguments of the same names as options keep their place and their help.
+        options: The class of the options; the docstring has the line ``options: The options.``
+    """
+    signature = inspect.signature(function)
+    own = signature.parameters
+    asked = {each.name: own.get(each.name, each) for each in _parameters(options)}
+    others = [each for each in own.values() if each.name not in asked]
+    parameters = sorted([*asked.values(), *others], key=lambda each: each.kind)
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    function.__doc__ = _with_argument_help(function, options, own)
+
+
+def _parameters(options: type[Options]) -> list[inspect.Parameter]:
+    return [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in options_of(options)
+    ]
+
+
+def _with_argument_help(function: Callable[..., Any], options: type[Options], but: Collection[str] = ()) -> str:
+    """The docstring with a line per option in place of ``options: The options.``"""
+    lines = "\n".join(
+        f"    {each.name}: {_argument_help(each)}" for each in options_of(options) if each.name not in but
+    )
+    return inspect.cleandoc(function.__doc__ or "").replace("    options: The options.", lines)
 
 
 def _argument_help(each: OptionField) -> str:

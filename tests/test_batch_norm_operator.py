@@ -96,6 +96,12 @@ def test_anything_else_stays(rows):
     assert "BatchNormalization" not in kinds([("Sin", "x", "a"), *rows], folds=[BATCH_NORM])
 
 
+def test_no_channels_stay():
+    weights = {name: np.zeros((1, 0, 1, 1)) for name in ("s", "t")}
+    model = graph([("Mul", "x s", "a"), ("Add", "a t", "y")], weights, {"x": (2, 0, 6, 5)})
+    assert BATCH_NORM.name not in [change.rewrite for change in rewritten(model, FOLDS)[1]]
+
+
 def test_an_output_between_stays():
     rows = [("Sin", "x", "a"), ("Mul", "a s", "b"), ("Add", "b t", "y")]
     assert kinds(rows, outputs=("y", "b")) == ["Sin", "Mul", "Add"]

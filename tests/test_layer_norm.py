@@ -188,6 +188,13 @@ def test_what_is_another_function_stays(rows):
     assert not changes
 
 
+def test_a_norm_of_no_numbers_stays():
+    """ONNX Runtime refuses a LayerNormalization over an axis of length 0."""
+    model = network(FORMS["no affine"], shape=(2, 5, 0))
+    assert not rewritten(model, [LAYER_NORM])[1]
+    assert rewritten(network(FORMS["no affine"], shape=(2, 5, 1)), [LAYER_NORM])[1]
+
+
 def test_a_root_that_is_an_output_or_read_in_a_branch_stays():
     model = network(FORMS["no affine"])
     model.graph.output.append(helper.make_tensor_value_info("s", TensorProto.DOUBLE, None))

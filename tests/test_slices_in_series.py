@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from folded_operators import operators_after_folding
+from onnx import TensorProto
 from test_fold_onnx import graph
 
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.fold.slices_in_series import SLICES
 
@@ -47,6 +49,32 @@ def test_slices_of_other_axes(rows, shape):
 )
 def test_what_stays(rows, outputs):
     assert kinds(rows, outputs) == [row[0] for row in rows]
+    assert rewritten(graph(rows, WEIGHTS, {"x": SHAPE}, outputs), (SLICES,))[1] == []
+
+
+COMPUTED = [("Cast", "w", "c", {"to": TensorProto.INT64})]
+FIRST, SECOND = ("Slice", "x zero three one", "a"), ("Slice", "a one four two", "y")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*COMPUTED, ("Slice", "x zero c one", "a"), SECOND],
+        [*COMPUTED, FIRST, ("Slice", "a zero c two", "y")],
+        [*COMPUTED, ("Reshape", "x c", "v"), ("Slice", "v zero three one", "a"), SECOND],
+    ],
+    ids=["the first end", "the second end", "the rank"],
+)
+def test_slices_of_computed_parts_stay(rows):
+    model = graph(rows, WEIGHTS, {"x": SHAPE, "w": ("k",) if rows[1][0] == "Reshape" else (1,)})
+    after, changes = rewritten(model, (SLICES,))
+    assert changes == []
+    assert [node.op_type for node in after.graph.node] == [row[0] for row in rows]
+
+
+def test_slices_after_two_that_stay():
+    rows = [("Slice", "x zero four two", "s"), ("Slice", "s one three two", "z"), FIRST, SECOND]
+    assert kinds(rows, ("y", "z")) == ["Slice"] * 3
 
 
 def test_a_crop_of_rows_and_columns_is_one():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from folded_operators import operators_after_folding
 from onnx import TensorProto, helper, numpy_helper
+from test_fold_onnx import graph
 
 import repaconv as rc
 from repaconv.graph.models_in_onnx_ir import rewritten
@@ -53,6 +55,25 @@ def test_what_stays(rows, outputs):
     after, changes = rewritten(network(*rows, outputs=outputs), FOLDS)
     assert [node.op_type for node in after.graph.node] == ["Conv", *(row[0] for row in rows)]
     assert changes == []
+
+
+def test_a_softmax_of_unknown_rank_stays():
+    """Which of its axes is the one that the ArgMax counts from the front is not known."""
+    rows = [("Cast", "w", "s", {"to": TensorProto.INT64}), ("Reshape", "x s", "v"), ("Softmax", "v", "p")]
+    model = graph([*rows, ("ArgMax", "p", "i", {"axis": 1}), ("Cast", "i", "y", {"to": TensorProto.DOUBLE})], {},
+                  {"x": (2, 3), "w": ("k",)})  # fmt: skip
+    after, changes = rewritten(model, FOLDS)
+    assert changes == []
+    assert "Softmax" in [node.op_type for node in after.graph.node]
+
+
+def test_each_of_three_is_read_by_itself():
+    rows = [("Sin", "x", "c"), ("Softmax", "c", "p"), ("Softmax", "c", "q", {"axis": 1}), ("Tan", "x", "t")]
+    rows += [("ArgMax", x, f"i{x}", {"axis": axis}) for x, axis in (("t", 0), ("p", 1), ("q", 1))]
+    rows += [("Cast", f"i{x}", x + "y", {"to": TensorProto.DOUBLE}) for x in "tpq"]
+    model = graph(rows, {}, {"x": (2, 3, 4)}, ("ty", "py", "qy"))
+    left = operators_after_folding(model, RANDOM.standard_normal((2, 3, 4)))
+    assert left.count("Softmax") == 1
 
 
 def test_a_segmentation_is_folded_and_verified():

@@ -81,10 +81,11 @@ def _folded(model: onnx.ModelProto, reverted: Collection[str]) -> Folded:
     from repaconv.rewrites.fold.fold_pipeline import without
     from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
     from repaconv.rewrites.fold.instance_norm_operator import INSTANCE_NORM
+    from repaconv.rewrites.fold.prelu_operator import PRELU
     from repaconv.rewrites.fold.removed_and_added_layers import changed_layers
 
     if _has_other_types(model):
-        reverted = {*reverted, HARD_SWISH.name, INSTANCE_NORM.name}
+        reverted = {*reverted, HARD_SWISH.name, INSTANCE_NORM.name, PRELU.name}
     if not is_float64_convertible(model) or _may_write_borders(model):
         return Folded(*rewritten(model, without(reverted), changed_layers))
     exact, changes = rewritten_in_float64(model, without(reverted), changed_layers)
@@ -92,9 +93,9 @@ def _folded(model: onnx.ModelProto, reverted: Collection[str]) -> Folded:
 
 
 def _has_other_types(model: onnx.ModelProto) -> bool:
-    """Whether the graph may compute in a type that HardSwish and InstanceNormalization lack.
+    """Whether the graph may compute in a type that HardSwish, InstanceNormalization and PRelu lack.
 
-    ONNX Runtime lacks float64, and their opset bfloat16.
+    ONNX Runtime lacks float64, PRelu and LeakyRelu in most opsets, and the opset of the others bfloat16.
     """
     from repaconv.graph.element_type_conversion import element_types
     from repaconv.graph.float64_rewriting import DOUBLE

@@ -40,6 +40,8 @@ def apply(model: ir.Model) -> Iterator[Change]:
         if first.x.dtype is None or first.x.dtype.name not in TYPES:
             continue
         scale, shift = first.scale * second.scale, second.shift
+        if not scale.size:
+            continue
         with np.errstate(over="ignore"):
             if not np.isfinite(scale.astype(first.x.dtype.numpy())).all():
                 continue  # BatchNormalization multiplies its mean, 0, by the scale

@@ -31,8 +31,8 @@ def apply(model: ir.Model) -> Iterator[Change]:
     for node in nodes_of(model, *ROOTS):
         spread = spread_of(node)
         width = (sizes(spread.x) or ())[spread.axes[0]] if spread is not None else None
-        if spread is None or len(spread.axes) > 1 or not isinstance(width, int):
-            continue
+        if spread is None or len(spread.axes) > 1 or not isinstance(width, int) or not width:
+            continue  # ONNX Runtime refuses a LayerNormalization of no numbers
         (axis,), order = spread.axes, [*spread.kept, *spread.axes]
 
         def along_axis(numbers: Array, axis: int = axis) -> bool:

@@ -660,14 +660,15 @@ def split_and_joined(*, axis=1, among=1, whole=True):
     return graph.model(graph("Concat", *given, axis=among), head)
 
 
-def silu(*, factor=None, gate=None, after="Conv", shown=False):
+def silu(*, factor=None, gate=None, after="Conv", shown=False, read=False, of=None):
     """x sigmoid(x) of a convolution's output x, or with another factor, gate, or operator before it."""
     graph = Graph(x=[4, 6, 6])
     kernel = np.random.default_rng(0).standard_normal((8, 4, 3, 3))
     x = graph("Conv", "x", kernel) if after == "Conv" else graph(after, "x")
-    scaled = x if factor is None else graph("Mul", np.array(factor), x)
+    scaled = x if factor is None else graph("Mul", np.array(factor), graph(of, x) if of else x)
     sigmoid = graph("Sigmoid", graph(gate, x) if gate else scaled)
-    return graph.model(graph("Mul", sigmoid, x), *([sigmoid] if shown else []))
+    others = [graph("Tan", sigmoid)] if read else [sigmoid] if shown else []
+    return graph.model(graph("Mul", sigmoid, x), *others)
 
 
 def require_equal_at_sizes(model, after, sizes, *, atol):
@@ -701,7 +702,9 @@ def test_silu_is_a_quotient_only_where_all_sizes_are_fixed():
 
 
 def test_a_gate_that_is_not_silu_of_a_convolution_stays():
-    for model in (silu(gate="Tanh"), silu(after="Relu"), silu(shown=True), silu(factor=[0.5] * 6)):
+    gates = [silu(gate="Tanh"), silu(after="Relu"), silu(shown=True), silu(read=True), silu(factor=[0.5] * 6)]
+    gates += [silu(factor=1.5, of="Abs"), silu(factor=np.full((1, 1, 1, 1, 1), 1.5))]
+    for model in gates:
         assert changed(model, "silu-as-quotient") == []
 
 

@@ -182,6 +182,33 @@ def test_a_result_that_cannot_be_written_is_refused_before_any_work(folded, tiny
     assert not list(Path("locked").iterdir())
 
 
+def test_a_file_that_the_fold_would_remove_is_refused(repaconv):
+    onnx.save(convolution("net"), "net.onnx")
+    rc.fold("net.onnx", out="run", measure=False)
+    before = {path: path.read_bytes() for path in Path("run").iterdir()}
+    for words in ((), ("--force",)):
+        code, _, told = repaconv("fold", "run/net.folded.onnx", "-o", "run", *words)
+        assert (code, "run.other-checkpoint" in told) == (4, True)
+    assert {path: path.read_bytes() for path in Path("run").iterdir()} == before
+    rc.fold("run/net.folded.onnx", out="again", measure=False)
+    with pytest.raises(Refused, match="which this fold would replace"):  # of the same bytes
+        rc.fold("again/net.folded.folded.onnx", out="again", force=True, measure=False)
+
+
+def test_a_symbolic_link_to_itself_is_refused(tiny, folded, repaconv):
+    Path("loop").symlink_to("loop")
+    for words in (
+        ("fold", tiny, "-o", "loop"),
+        ("fold", tiny, "-o", "loop/run"),
+        ("fold", "loop"),
+        ("export", "run", "--onnx", "-o", "loop/net.onnx"),
+        ("verify", "loop"),
+    ):
+        code, out, told = repaconv(*words)
+        assert (code, out) == (4, "")
+        assert "a symbolic link that leads back to itself. (file.name)" in told
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "", '{"machines": {"x": 3}}', '{"other": 1}'])
 def test_a_damaged_baseline_is_refused_before_anything_is_measured(folded, text):
     def measures(step: str, *_: object) -> None:

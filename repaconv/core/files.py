@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from errno import EACCES, EISDIR, ENAMETOOLONG, ENOTDIR
+from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR
 from functools import wraps
 from glob import escape
 from pathlib import Path
@@ -91,6 +91,12 @@ def require_valid_name(path: Path) -> None:
             f"{path} is not a valid file name.", hint="Check the path for typing errors.", code="file.name"
         ) from error
     except OSError as error:
+        if error.errno == ELOOP:
+            raise Refused(
+                f"{path} leads through a symbolic link that leads back to itself.",
+                hint="Remove the link, or give another path.",
+                code="file.name",
+            ) from error
         longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
         if error.errno == ENAMETOOLONG or longest > LONGEST_NAME:  # of a folder that is missing, it is not found first
             what = f"has a name of {longest} bytes" if longest > LONGEST_NAME else "is longer than a path may be"

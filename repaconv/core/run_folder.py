@@ -270,6 +270,12 @@ def prepare_run(
                 hint="Give another folder with -o, or replace it with --force.",
                 code="run.other-checkpoint",
             )
+    if checkpoint.resolve() in files_named_by(run.fold_json, *run.later_stages()):
+        raise Refused(
+            f"{checkpoint} was written by the run in {run.folder}, which this fold would replace, and remove the file.",
+            hint="Give another folder with -o.",
+            code="run.other-checkpoint",
+        )
     require_replaceable(run.fold_json, "fold", run.folder / payload, *files)
     return run
 

@@ -473,6 +473,18 @@ def test_ctrl_c_during_the_imports_shows_no_traceback():
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
+def test_ctrl_c_while_the_process_exits_shows_no_traceback():
+    program = (
+        "import atexit, os, runpy, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "sys.argv = ['repaconv', '--version']\n"
+        "runpy.run_module('repaconv', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stdout[:9], done.stderr) == (-signal.SIGINT, b"repaconv ", b"")
+
+
 def test_python_names_the_argument_that_it_does_not_have_and_takes_no_arrays_for_files(tiny):
     rc.fold(tiny)
     with pytest.raises(TypeError, match=r"^export\(\) has no argument 'precisions_'. Did you mean precision\?$"):

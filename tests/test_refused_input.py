@@ -195,6 +195,22 @@ def test_a_file_that_the_fold_would_remove_is_refused(repaconv):
         rc.fold("again/net.folded.folded.onnx", out="again", force=True, measure=False)
 
 
+def test_an_export_does_not_replace_the_folded_network_that_it_is_made_from(repaconv):
+    onnx.save(convolution("net"), "net.onnx")
+    rc.fold("net.onnx", out="run", measure=False)
+    Path("alias.onnx").symlink_to("run/net.folded.onnx")
+    before = {path: path.read_bytes() for path in Path("run").iterdir()}
+    for out, told in (
+        ("run/net.folded.onnx", "run/net.folded.onnx is the folded network that is exported."),
+        ("alias.onnx", "alias.onnx is the folded network that is exported."),
+        (".", ". is a folder, and a file is written here."),
+        ("/", "/ is a folder, and a file is written here."),
+    ):
+        code, _, err = repaconv("export", "run", "--onnx", "-o", out)
+        assert (code, told in err) == (2, True)
+    assert {path: path.read_bytes() for path in Path("run").iterdir()} == before
+
+
 def test_a_symbolic_link_to_itself_is_refused(tiny, folded, repaconv):
     Path("loop").symlink_to("loop")
     for words in (

@@ -126,6 +126,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = _print_error(_machine_error(problem), command, given)
     if own_process and "onnxsim" not in sys.modules:  # which prints a warning if its objects are not freed
         gc.freeze()  # the garbage collection at exit takes most of a second after importing torch
+    if own_process and current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C would print a traceback of what runs at exit
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -116,6 +116,12 @@ class _Plan(NamedTuple):
 def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | None) -> _Plan:
     """Make every check that comes before the network is exported."""
     _require_known(options)
+    if onnx is not None and not Path(onnx).name:
+        raise UsageProblem(
+            f"{onnx} is a folder, and a file is written here.",
+            hint="Give the path of a file, e.g. one in that folder.",
+            code="usage.exists",
+        )
     if onnx is not None and Path(onnx).suffix != ".onnx" and not Path(onnx).is_dir():
         raise UsageProblem(
             f"{onnx} is not of the form NAME.onnx, by which the other commands know an ONNX model.",
@@ -160,6 +166,12 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
     if options.with_preprocessing:
         preprocessing_for(source_model)
     slot, path = taken.export_json(variant.name), Path(onnx) if onnx else taken.onnx(variant.name)
+    if path.resolve() == taken.payload_of_fold(folded).resolve():
+        raise UsageProblem(
+            f"{path} is the folded network that is exported.",
+            hint="Give another file with -o, or leave -o out.",
+            code="usage.exists",
+        )
     require_replaceable(slot, "export", path, path.with_name(f"{path.name}.data"), known=[taken.fold_json])
     return _Plan(
         options=options,

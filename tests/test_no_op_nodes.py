@@ -24,6 +24,7 @@ NUMBERS = {
     **{"pad1": np.array([0, 0, 1, 0, 0, 0, 0, 0]), "crop": np.array([0, 0, -1, 0, 0, 0, 1, 0]), "0": np.array([0])},
     **{"1": np.array([1]), "2": np.array([2]), "3": np.array([3]), "4": np.array([4]), "-1": np.array([-1])},
     **{"last": np.array([-5]), "end": np.array([2**63 - 1])},
+    **{"square": np.ones((4, 4)), "first": np.array(0)},
     **{"00": np.array([0, 0]), "ends": np.array([2**63 - 1, 2**63 - 1])},
     **{"near": np.array([2**63 - 1, 3]), "01": np.array([0, 1]), "12": np.array([1, 2]), "23": np.array([2, 3])},
     **{"order": np.arange(4), "negative": np.arange(4) - 4, "swap": np.array([0, 2, 1, 3]), "fewer": np.arange(3)},
@@ -110,6 +111,8 @@ STAY = {
     **{kind: (kind, "a two") for kind in ("Max", "Mean", "Min", "Sum")},
     "a mean": ("ReduceMean", "a -1"),
     "largest": ("GlobalMaxPool", "a"),
+    "a product": ("MatMul", "square a"),
+    "the larger": ("Max", "two a"),
     "assigned in another order": ("ScatterND", "from backwards a"),
     "added": ("ScatterND", "from rows a", {"reduction": "add"}),
     "L1": ("ReduceL1", "a zero_axes", {"noop_with_empty_axes": 1}),
@@ -164,6 +167,29 @@ def test_a_reduction_of_single_numbers_is_removed(row):
     assert operators(network(row, shape), shape) == ["Sin", "Tan"]
     shape = (2, 3, 4, 2)
     assert operators(network(row, shape), shape) == ["Sin", row[0], "Tan"]
+
+
+def test_a_selection_that_removes_an_axis_stays():
+    assert operators(network(("Gather", "a first", {"axis": 3}), (2, 3, 4, 1)), (2, 3, 4, 1)) == [
+        "Sin",
+        "Gather",
+        "Tan",
+    ]
+
+
+@pytest.mark.parametrize("row", [("Slice", "v 1 end 1"), ("ReduceMean", "v 1"), ("Add", "v zeros"), ("Gather", "v 0")])
+def test_values_of_unknown_rank_stay(row):
+    rows = [("Cast", "w", "s", {"to": TensorProto.INT64}), ("Reshape", "x s", "v"), (*row, "o"), ("Tan", "o", "y")]
+    assert not remove_no_ops(read(graph(rows, NUMBERS, {"x": SHAPE, "w": ("k",)}, opset=18)))
+
+
+def test_a_value_of_unknown_type_stays():
+    rows = [("Sin", "x", "a"), ("Cast", "a", "b", {"to": TensorProto.DOUBLE}), ("Cast", "b", "y", {"to": 11})]
+    model = graph(rows, {}, {"x": SHAPE})
+    model.graph.node[0].domain = "other"
+    model.opset_import.append(helper.make_opsetid("other", 1))
+    del model.graph.value_info[:]
+    assert not remove_no_ops(read(model))
 
 
 @pytest.mark.parametrize("row", STAY.values(), ids=STAY)
@@ -274,8 +300,17 @@ def test_training_dropout_and_computed_numbers_stay():
     ends += [helper.make_tensor_value_info("times", TensorProto.INT64, [2])]
     nodes = [helper.make_node("Sin", ["x"], ["a"]), helper.make_node("Dropout", ["a", "half", "train"], ["b"])]
     nodes += [helper.make_node("Tile", ["b", "times"], ["c"]), helper.make_node("Dropout", ["c", "half", "on"], ["d"])]
-    nodes += [helper.make_node("Slice", ["d", "times", "far"], ["e"]), helper.make_node("Tan", ["e"], ["y"])]
-    weights = {"half": np.array(0.5, np.float32), "on": np.array(True), "far": np.array([2**63 - 1] * 2)}
+    nodes += [
+        helper.make_node("Slice", ["d", "times", "far"], ["e"]),
+        helper.make_node("Slice", ["e", "0", "times"], ["f"]),
+    ]
+    nodes += [helper.make_node("Tan", ["f"], ["y"])]
+    weights = {
+        "0": np.array([0, 0]),
+        "half": np.array(0.5, np.float32),
+        "on": np.array(True),
+        "far": np.array([2**63 - 1] * 2),
+    }
     held = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
     made = helper.make_graph(nodes, "computed", ends, out, held)
@@ -327,6 +362,15 @@ def test_the_guard_of_a_softmax(name):
 def test_guards_of_something_else_stay(rows):
     rows = [("MatMul", "x w", "s"), *rows, ("Tan", "o", "y")]
     model = graph(rows, {"w": K, "zero": np.array(0.0), "more": np.zeros((1, 1, 1, 1))}, {"x": (2, 3, 4)})
+    assert not remove_no_ops(read(model))
+
+
+def test_the_guard_of_scores_of_another_domain_stays():
+    rows = [("MatMul", "x w", "s"), ("Softmax", "s", "p"), *GUARD, ("Tan", "o", "y")]
+    model = graph(rows, {"w": K, "zero": np.array(0.0)}, {"x": (2, 3, 4)})
+    assert remove_no_ops(read(model))
+    model.graph.node[0].domain = "other"
+    model.opset_import.append(helper.make_opsetid("other", 1))
     assert not remove_no_ops(read(model))
 
 

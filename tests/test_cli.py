@@ -443,6 +443,30 @@ def test_a_signal_while_a_file_is_written_leaves_nothing_of_it(tiny, name, code)
     assert rc.fold(tiny, out="run").output_files
 
 
+IN_SERIALIZER = """
+import os, signal, sys
+from repaconv.cli.main import main
+
+def tick(frame, event, _):
+    if frame.f_code.co_name == "_without_absent_task" and event == "call":
+        sys.setprofile(None)
+        os.kill(os.getpid(), name)
+
+name = signal.Signals[sys.argv.pop()]
+sys.setprofile(tick)
+main()
+"""
+"""The command line, which gets a signal in a function that pydantic calls, of whose exception it makes its own."""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_whose_exception_becomes_another_one(tiny, name, code):
+    heard = f"import signal; signal.signal(signal.{name}, signal.SIG_DFL)\n"
+    given = [sys.executable, "-c", heard + IN_SERIALIZER, "fold", str(tiny), "-o", "run", name]
+    done = subprocess.run(given, capture_output=True, text=True, check=False)
+    assert (done.returncode, "interrupted" in done.stderr, "Traceback" in done.stderr) == (code, True, False)
+
+
 def test_a_signal_that_is_ignored_from_the_start_remains_ignored(tiny):
     """nohup ignores SIGHUP."""
     given = ["bash", "-c", f"trap '' HUP; exec {sys.executable} -c \"$0\" fold {tiny} -o run SIGHUP", SIGNALED]

@@ -12,6 +12,7 @@ from errno import ENAMETOOLONG
 from itertools import pairwise
 from pathlib import Path
 from threading import current_thread, main_thread
+from types import FrameType
 from typing import Annotated, TextIO
 
 import typer
@@ -116,19 +117,32 @@ def main(arguments: list[str] | None = None) -> None:
         with readers_may_stop():
             code = asked(args=given, prog_name="repaconv", standalone_mode=False)
         code = _print_error(_interruption(), command, given) if code == Interrupted.exit_code else code
-    except RepaconvError as problem:
-        code = _print_error(_root_cause(problem), command, given)
-    except usage_error as problem:
-        code = _print_error(_usage_error(problem, command), command, given)
     except (KeyboardInterrupt, typer.Abort):
         code = _print_error(_interruption(), command, given)
-    except (MemoryError, OSError, RuntimeError) as problem:
-        code = _print_error(_machine_error(problem), command, given)
+    except Exception as problem:
+        code = _print_error(_error_of(problem, command, usage_error), command, given)
     if own_process and "onnxsim" not in sys.modules:  # which prints a warning if its objects are not freed
         gc.freeze()  # the garbage collection at exit takes most of a second after importing torch
     if own_process and current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C would print a traceback of what runs at exit
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _error_of(problem: Exception, command: str, usage_error: type[Exception]) -> RepaconvError:
+    """Return the error that a user can fix.
+
+    Raises:
+        Exception: The problem itself if it is a defect, which needs its traceback.
+    """
+    if _RECEIVED:  # pydantic, e.g., makes an error of its own of the exception of a signal
+        return _interruption()
+    if isinstance(problem, RepaconvError):
+        return _root_cause(problem)
+    if isinstance(problem, usage_error):
+        return _usage_error(problem, command)
+    if isinstance(problem, (MemoryError, OSError, RuntimeError)):
+        return _machine_error(problem)
+    raise problem
 
 
 _RECEIVED: list[signal.Signals] = []
@@ -142,8 +156,8 @@ class _Signaled(KeyboardInterrupt):
 def _end_as_by_ctrl_c(*signals: signal.Signals) -> None:
     """Let signals end the command as Ctrl-C does, so that nothing half-written is left; a second one ends it at once.
 
-    Ctrl-C itself is Python's again, after `repaconv.__main__`. A signal that whoever started the command ignores, as
-    nohup does, remains ignored.
+    Ctrl-C itself does as in Python again, after `repaconv.__main__`. A signal that whoever started the command ignores,
+    as nohup does, remains ignored.
     """
 
     def interrupt(number: int, _frame: object) -> None:
@@ -152,8 +166,12 @@ def _end_as_by_ctrl_c(*signals: signal.Signals) -> None:
         _RECEIVED.append(signal.Signals(number))
         raise _Signaled
 
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    def ctrl_c(number: int, frame: FrameType | None) -> None:
+        _RECEIVED.append(signal.Signals(number))
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
+        signal.signal(signal.SIGINT, ctrl_c)
     ours = [each for each in signals if signal.getsignal(each) is signal.SIG_DFL]
     for each in ours:
         signal.signal(each, interrupt)

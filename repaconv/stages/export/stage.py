@@ -116,7 +116,7 @@ class _Plan(NamedTuple):
 def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | None) -> _Plan:
     """Make every check that comes before the network is exported."""
     _require_known(options)
-    if onnx is not None and not Path(onnx).name:
+    if onnx and not Path(onnx).name:
         raise UsageProblem(
             f"{onnx} is a folder, and a file is written here.",
             hint="Give the path of a file, e.g. one in that folder.",

@@ -1,4 +1,4 @@
-"""What one rewrite of a target's default preset gains, on networks of timm in each precision of the runtime.
+"""What one rewrite of a target's default preset gains, on networks of timm and of `peers`, in each precision.
 
     PYTHONPATH=benchmarks python benchmarks/without_one_rewrite.py REWRITE [--target x86-64-openvino] [--nets NAME ...]
         [--rounds 60] [-o benchmarks/results/without_one_rewrite.json]
@@ -21,6 +21,7 @@ from typing import Any
 
 import onnx
 import torch
+from peers import original_networks
 from zoo_networks import drawn, load_torchvision
 
 import repaconv
@@ -35,19 +36,28 @@ from repaconv.stages.shared.target_lookup import default_rewrites, load_target
 
 NETWORKS = (
     *("convnext_tiny", "convnextv2_nano", "mambaout_femto", "caformer_s18", "focalnet_tiny_srf", "edgenext_small"),
-    *("tiny_vit_11m_224", "fastvit_sa12", "maxvit_pico_rw_256", "swin_tiny_patch4_window7_224", "xcit_nano_12_p16_224"),
+    *("tiny_vit_11m_224", "fastvit_sa12", "maxvit_pico_rw_256", "swin_tiny_patch4_window7_224"),
+    *("unet_resnet18", "deeplabv3plus_mobilenet_v2"),
 )
+
+
+def network(name: str) -> tuple[torch.nn.Module, tuple[int, ...]]:
+    """A network of `peers`, else of timm, and the shape of an image."""
+    import timm
+
+    for each in original_networks.NETWORKS:
+        if each.name == name and each.build is not None:
+            return each.build().eval().requires_grad_(False), each.shape
+    module = timm.create_model(name).eval().requires_grad_(False)
+    drawn(module)
+    return module, module.default_cfg["input_size"]
 
 
 def written(name: str, rewrite: str, target: str, folder: Path) -> tuple[dict[str, Path], torch.Tensor] | None:
     """The graphs of a network with and without the rewrite, and an image; None if the rewrite changes nothing."""
-    import timm
-
     torch.manual_seed(0)
-    module = timm.create_model(name).eval().requires_grad_(False)
-    drawn(module)
-    image = torch.randn(1, *module.default_cfg["input_size"])
-    original = folder / "original.onnx"
+    module, shape = network(name)
+    image, original = torch.randn(1, *shape), folder / "original.onnx"
     torch.onnx.export(module, (image,), original, dynamo=True, verbose=False)
     run = repaconv.fold(original, out=folder / "run")
     folded, device = onnx.load(folder / "run" / run.payload.path), load_target(target)

@@ -29,6 +29,7 @@ from repaconv.onnx_export.torch_exporter import to_onnx
 from repaconv.rewrites.speed import (
     attention_operator,
     channel_padding,
+    channels_first_outputs,
     channels_last_as_tokens,
     combined_query_key_weights,
     concat_of_split_parts,
@@ -71,6 +72,7 @@ MODULES = (
     *(moves, whole_sample_norms, channel_padding, patch_embedding, global_pooling, rows, winograd_convolutions),
     split_transposes,
     channels_last_as_tokens,
+    channels_first_outputs,
 )
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}
 EXACT = 1e-11
@@ -340,6 +342,49 @@ def test_channels_are_moved_last_as_those_of_tokens(shape, order):
 def test_other_moves_of_images_stay(shape, order):
     graph = Graph(x=shape)
     assert changed(graph.model(graph("Transpose", "x", perm=order)), "channels-last-as-tokens") == []
+
+
+def image_output(layer="Conv", *, channels=21, side=80, behind=(), read=False):
+    """A graph whose output is an image; operators ``behind`` are applied to it."""
+    graph = Graph(x=[2, side, side])
+    image = graph("Conv", "x", np.random.default_rng(0).standard_normal((channels, 2, 1, 1)))
+    if layer == "Resize":
+        image = graph("Resize", image, "", np.array([1, 1, 2, 2], np.float32), mode="linear")
+    if layer == "Add":
+        image = graph("Add", image, np.array(1.0))
+    for operator in behind:
+        image = graph(operator, image)
+    return graph.model(image, graph("Add", image, np.array(1.0))) if read else graph.model(image)
+
+
+@pytest.mark.parametrize(
+    ("layer", "behind", "rewrite"),
+    [
+        ("Conv", (), "output-by-transpose"),
+        ("Conv", ("Relu", "Sigmoid"), "output-by-transpose"),
+        ("Resize", (), "resized-output-by-transpose"),
+        ("Resize", ("Sigmoid",), "resized-output-by-transpose"),
+    ],
+)
+def test_a_large_output_image_is_brought_into_its_order_by_a_transpose(layer, behind, rewrite):
+    model = image_output(layer, behind=behind)
+    assert changed(model, "output-by-transpose", "resized-output-by-transpose", "channels-last-as-tokens") == [rewrite]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        image_output(channels=15),
+        image_output(channels=65),
+        image_output(side=70),
+        image_output("Add"),
+        image_output(read=True),
+        image_output(behind=("Transpose",)),
+    ],
+    ids=["few channels", "many channels", "small", "sum", "read", "transposed"],
+)
+def test_other_outputs_stay(model):
+    assert changed(model, "output-by-transpose", "resized-output-by-transpose") == []
 
 
 def patched(*, size=(4, 6), side=2, width=5, stride=None, pads=(0, 0, 0, 0), bias=True, read=None, prefix=2):

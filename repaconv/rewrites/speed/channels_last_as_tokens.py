@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from repaconv.graph.index_selections import perm_of
 from repaconv.graph.nodes_and_constants import Writer, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import product, reshape_target, sizes
+from repaconv.graph.symbolic_shapes import product, rank_of, reshape_target, sizes
 from repaconv.graph.tensor_views import reshaped, transposed
 from repaconv.results import Change
 
@@ -22,20 +22,29 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+def channels_last(write: Writer, image: ir.Value) -> ir.Value | None:
+    """Write an image [n, c, *pixels] with its channels last, [n, *pixels, c]; None if that cannot be written."""
+    shape = sizes(image)
+    if shape is None or len(shape) < 4:
+        return None
+    batch, channels, *pixels = shape
+    found = (batch, *pixels, channels)
+    if reshape_target((batch, product(pixels), channels), found) is None:
+        return None
+    tokens = reshaped(write, image, (batch, channels, product(pixels)))
+    return None if tokens is None else reshaped(write, transposed(write, tokens, [0, 2, 1]), found)
+
+
 def _channels_last_as_tokens(model: ir.Model) -> Iterator[Change]:
     for node in nodes_of(model, "Transpose"):
-        image = sizes(node.inputs[0])
-        if image is None or len(image) < 4 or perm_of(node, len(image)) != [0, *range(2, len(image)), 1]:
+        image = node.inputs[0]
+        rank = rank_of(image) or 0
+        if image is None or perm_of(node, rank) != [0, *range(2, rank), 1]:
             continue
-        batch, channels, *pixels = image
-        channels_last = (batch, *pixels, channels)
-        write, given = Writer(model, node), node.inputs[0]
-        if given is None or reshape_target((batch, product(pixels), channels), channels_last) is None:
+        write = Writer(model, node)
+        found = channels_last(write, image)
+        if found is None:
             continue
-        tokens = reshaped(write, given, (batch, channels, product(pixels)))
-        if tokens is None:
-            continue
-        found = reshaped(write, transposed(write, tokens, [0, 2, 1]), channels_last)
         write.replace(node.outputs[0], found)
         yield Change(
             rewrite="channels-last-as-tokens", place=node.name or "", description="Transpose of the image's tokens"

@@ -3,7 +3,7 @@
     x [n, c, h, w] = transpose(transpose(x, 0 2 3 1), 0 3 1 2)
 
 OpenVINO's convolutions keep channels last in memory, and an output of 16 to 64 channels is brought into ONNX's order by
-a kernel that takes up to six times as long as that of a Transpose. The first of the two Transposes moves nothing
+a kernel that takes five times as long as that of a Transpose. The first of the two Transposes moves nothing
 (`channels_last`).
 """
 

@@ -245,6 +245,16 @@ def test_what_is_no_checkpoint_says_what_it_is(tmp_path, tiny):
     refused(tmp_path / "no.pth", "checkpoint.no-weights")
 
 
+def test_arrays_in_a_pickle_are_folded_by_what_the_hint_says(tiny_weights, monkeypatch):
+    arrays = {name: weight.numpy() for name, weight in tiny_weights.items()}
+    Path("R-50.pkl").write_bytes(pickle.dumps({"model": arrays, "__author__": "MSRA", "matching_heuristics": True}))
+    with pytest.raises(Refused, match=r"a pickle that torch\.save did not write") as caught:
+        rc.fold("R-50.pkl")
+    assert "you trust it" in caught.value.hint
+    _joined_by(caught.value.hint.partition("trust it, ")[2], monkeypatch)
+    assert rc.fold("R-50.pth").verdict == "passed"
+
+
 def test_a_truncated_legacy_file(tmp_path, tiny_weights):
     torch.save(tiny_weights, tmp_path / "l.pth", _use_new_zipfile_serialization=False)
     whole = (tmp_path / "l.pth").read_bytes()

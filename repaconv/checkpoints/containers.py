@@ -412,7 +412,9 @@ def _open_by_first_bytes(path: Path) -> Contents:
         )
     raise Refused(
         f"{path} is not a checkpoint: {_what_it_looks_like(path, head)}.",
-        hint="Give a .pth, .pt, .bin or .safetensors file that holds a state dict.",
+        hint=_pickle_hint(path)
+        if head[:1] == b"\x80"
+        else "Give a .pth, .pt, .bin or .safetensors file that holds a state dict.",
         code="checkpoint.type",
     )
 
@@ -461,6 +463,19 @@ def files_inside(path: Path) -> str:
     """Return a hint for a folder in the place of a checkpoint: the file to give instead."""
     files = sorted(each for each in path.iterdir() if each.suffix in CHECKPOINT_SUFFIXES and each.is_file())
     return f"Give the file, e.g. {files[0]}." if files else "Give the .pth, .pt, .bin or .safetensors file."
+
+
+def _pickle_hint(path: Path) -> str:
+    """How to save the arrays of a pickle as weights, such as a .pkl of detectron2, whose model zoo has no others."""
+    target = str(path.with_suffix(".pth"))
+    code = (
+        f"import pickle, torch; w = pickle.load(open({json.dumps(str(path))}, 'rb'), encoding='latin1'); w = "
+        f"w.get('model', w); torch.save({{k: torch.as_tensor(v) for k, v in w.items()}}, {json.dumps(target)})"
+    )
+    return (
+        f"If it holds arrays by name, as detectron2's do, and you trust it, for this runs the code in it: "
+        f"python -c {shlex.quote(code)}; then repaconv fold {shlex.quote(target)}."
+    )
 
 
 COMPRESSED = {

@@ -27,6 +27,7 @@ from repaconv.rewrites.fold.instance_norm_operator import INSTANCE_NORM
 from repaconv.rewrites.fold.layer_norm_operator import LAYER_NORM
 from repaconv.rewrites.fold.layers_before_lstm_and_gru import RECURRENT
 from repaconv.rewrites.fold.layers_before_upsampling import BEFORE_UPSAMPLING
+from repaconv.rewrites.fold.layers_on_flattened_tokens import FLATTENED
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pools_in_series import POOLS_IN_SERIES
 from repaconv.rewrites.fold.patch_merging import PATCH_MERGING
@@ -85,6 +86,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     WEIGHTS,
     SHAPES,
     REPEATED,
+    FLATTENED,
     EINSUM,
     GELU,
     LAYER_NORM,

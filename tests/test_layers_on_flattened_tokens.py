@@ -56,3 +56,12 @@ def test_what_follows_is_folded_into_it():
 )
 def test_other_reshapes_stay(rows):
     assert "Gemm" in operators(rows)
+
+
+def test_targets_that_onnx_runtime_named_get_other_names():
+    """It names the target of Reshapes that it merges after one of them, without a look at what the graph has."""
+    shapes = {"fused_new_shape": np.int64([-1, 10, 4])}
+    rows = [("Relu", "x", "r"), ("Relu", "r", "s"), ("Reshape", "s fused_new_shape", "y")]
+    model = graph(rows, shapes, {"x": ("N", 5, 8)})
+    after, _ = rewritten(model, FOLDS)
+    assert all(not weight.name.endswith("_new_shape") for weight in after.graph.initializer)

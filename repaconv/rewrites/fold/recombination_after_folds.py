@@ -5,6 +5,8 @@
 - If the original graph did so, keys are transposed by a final Transpose of the last two axes, which runtimes fuse into
   the product.
 - Equal matrices become one initializer, so that a weight shared by several layers stays shared.
+- Targets of Reshapes that ONNX Runtime's optimizer named get other names: it gives the same ones again when it loads a
+  graph whose nodes are gone, and then fails ("Attempt to replace the existing tensor").
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from repaconv.graph.canonical_form import LAST_AXES_KEY
 from repaconv.graph.index_selections import are_consecutive, selection_of
 from repaconv.graph.linear_layers import linear_of
 from repaconv.graph.models_in_onnx_ir import clean
-from repaconv.graph.nodes_and_constants import Writer, is_constant, made_by, nodes_of, only_reader
+from repaconv.graph.nodes_and_constants import Writer, is_constant, made_by, nodes_of, only_reader, stored
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
 from repaconv.graph.tensor_views import split_last_transpose
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+NAMED_BY_ONNX_RUNTIME = "_new_shape"
+"""How the name of a target ends that ONNX Runtime wrote when it merged Reshapes; before that is the node's name."""
 COMPARED_NUMBERS = 16
 """How many numbers of a constant are compared before the whole constant is."""
 
@@ -40,6 +44,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
         for value in node.inputs if model.meta.get(LAST_AXES_KEY, True) else ():
             _transposed_last(model, value)
         _gemm(model, node)
+    _rename_targets(model)
     clean(model)
     operators_past_views.move_views_before_splits(model)
     share(model)
@@ -68,6 +73,13 @@ def _split(model: ir.Model) -> None:
                 set_shape(part, sizes(node.outputs[0]), value)
                 part_of[node.outputs[0]] = part
                 Writer(model, node).replace(node.outputs[0], part)
+
+
+def _rename_targets(model: ir.Model) -> None:
+    for node in nodes_of(model, "Reshape"):
+        target = node.inputs[1]
+        if target is not None and is_constant(target) and (target.name or "").endswith(NAMED_BY_ONNX_RUNTIME):
+            node.replace_input_with(1, Writer(model, node).exactly(stored(target)))
 
 
 def _transposed_last(model: ir.Model, value: ir.Value | None) -> None:

@@ -72,6 +72,18 @@ def test_a_linear_layer_of_a_position_embedding_is_a_constant():
     assert operators([*SINES, *rows]) == ["Add", "MatMul", "Relu"]
 
 
+def test_a_mask_that_is_read_by_pairs_of_indices_is_gone():
+    """As PyTorch's newer exporter writes it; it also guards the softmax against NaN."""
+    rows = [
+        *BATCH, ("Concat", "batch l4", "s", {"axis": 0}), ("Expand", "yes s", "mask"), ("Squeeze", "batch l0", "n"),
+        ("Range", "zero n one", "images"), ("Reshape", "images flat", "image"), ("Sub", "image image", "none"),
+        ("Concat", "image none", "index", {"axis": 1}), ("GatherND", "mask index", "picked"),
+        ("Reshape", "picked column", "each"), ("Where", "each n0 off", "bias"), ("IsNaN", "bias", "wrong"),
+        ("Where", "wrong n0 bias", "right"), ("Add", "x right", "z"), ("Sigmoid", "z", "y"),
+    ]  # fmt: skip
+    assert operators(rows, yes=np.array([[True]])) == ["Sigmoid"]
+
+
 def test_a_mask_that_hides_nothing_is_gone():
     scores = [("Reshape", "x heads", "h"), ("Transpose", "h", "q", {"perm": [0, 2, 1, 3]}),
               ("Transpose", "h", "k", {"perm": [0, 2, 3, 1]}), ("MatMul", "q k", "scores")]  # fmt: skip

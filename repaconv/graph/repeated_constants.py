@@ -174,6 +174,12 @@ def _gather(node: ir.Node, given: Given, _opset: int) -> list[Array] | None:
     return None if indices is None or whole is None else [np.take(whole, indices, axis)]
 
 
+def _gather_nd(node: ir.Node, given: Given, _opset: int) -> list[Array] | None:
+    """A GatherND of one number everywhere gives this number, whatever its indices are."""
+    x, shape = given[0], sizes(node.outputs[0]) or ()
+    return None if x is None or x.size > 1 else [x.reshape((1,) * len(shape))]
+
+
 def _slice(node: ir.Node, given: Given, _opset: int) -> list[Array] | None:
     x, before = given[0], sizes(node.inputs[0])
     read = [constant(value) for value in node.inputs[1:]]
@@ -255,13 +261,14 @@ def _resize(node: ir.Node, given: Given, _opset: int) -> list[Array] | None:
 _FIRST = ("ConstantOfShape", "Expand", "Tile")
 """Operators that repeat constants by a size."""
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(POINTWISE, _evaluated),
+    **dict.fromkeys((*POINTWISE, "IsNaN"), _evaluated),
     "ConstantOfShape": _of_shape,
     "Expand": _expand,
     "Tile": _tile,
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _reshape),
     "Transpose": _transpose,
     "Gather": _gather,
+    "GatherND": _gather_nd,
     "Slice": _slice,
     "Concat": _concat,
     "Split": _split,

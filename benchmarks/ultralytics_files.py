@@ -175,12 +175,12 @@ def inspect(name: str) -> dict[str, Any]:
     import torch  # noqa: F401 - its import opens processes of its own
 
     import repaconv
-    from repaconv.core import change_guard
+    from repaconv.core import changed_input_files
 
     sys.path.insert(0, str(HERE.parents[1] / "tests"))
     from torture.arena import FORBIDDEN
 
-    change_guard.install_sigbus_handler()  # it asks for the C library, once
+    changed_input_files.install_sigbus_handler()  # it asks for the C library, once
     tempfile.gettempdir()  # it tries the folder with a file that it removes, once
 
     heard: list[str] = []

@@ -23,7 +23,7 @@ from repaconv.checkpoints.pickled_modules import (
     weights_of,
 )
 from repaconv.checkpoints.restricted_unpickler import Placeholder
-from repaconv.core import change_guard
+from repaconv.core import changed_input_files
 from repaconv.core.errors import Refused, did_you_mean
 from repaconv.core.files import sha256_of
 from repaconv.results import Origin, WeightSet
@@ -101,7 +101,7 @@ class Checkpoint:
     names: Mapping[str, str]
     record: Mapping[str, Any]
     modules: Mapping[str, PickledModule] = field(default_factory=dict)
-    stamp: change_guard.Stamp | None = None
+    stamp: changed_input_files.Stamp | None = None
     prefix: str = ""
 
     @property
@@ -109,14 +109,14 @@ class Checkpoint:
         """The weights by their names in the file, without the prefix that --weights selected."""
         return {self.names[name].removeprefix(self.prefix): tensor for name, tensor in self.tensors.items()}
 
-    def require_unchanged(self, stamp: change_guard.Stamp | None = None) -> None:
+    def require_unchanged(self, stamp: changed_input_files.Stamp | None = None) -> None:
         """Check that the file has not changed since ``stamp``, by default since it was opened.
 
         Raises:
             Refused: If it has changed.
         """
         if before := stamp or self.stamp:
-            change_guard.require_unchanged(self.path, before)
+            changed_input_files.require_unchanged(self.path, before)
 
 
 def read_checkpoint(
@@ -136,7 +136,7 @@ def read_checkpoint(
         Refused: If the file is unsafe, truncated or damaged, or has no weights or several sets without a rule.
     """
     path = Path(path)
-    stamp = change_guard.stamp_of(path)
+    stamp = changed_input_files.stamp_of(path)
     contents = open_container(path)
     every = list(_WeightSets().within(contents.value, ".", DEEPEST_NESTING))
     sets = {each.path: found for each, found, _ in every}

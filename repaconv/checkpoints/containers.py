@@ -29,7 +29,7 @@ from torch import Tensor
 
 from repaconv.checkpoints.memory_mapping import Checksums, Contents, map_file, truncated_file, view_as_dtype
 from repaconv.checkpoints.restricted_unpickler import StorageIds, StorageKind, strided, unpickle
-from repaconv.core import change_guard
+from repaconv.core import changed_input_files
 from repaconv.core.errors import Refused, RepaconvError, describe_exception, unreadable
 from repaconv.core.files import CHECKPOINT_SUFFIXES, require_reachable
 from repaconv.core.thread_pool import thread_pool, usable_cpus
@@ -343,7 +343,7 @@ def open_container(path: Path) -> Contents:
         Refused: With one of the codes ``checkpoint.missing``, ``.directory``, ``.empty``, ``.type``,
             ``.truncated``, ``.corrupt``, ``.unsafe-global``.
     """
-    change_guard.install_sigbus_handler()
+    changed_input_files.install_sigbus_handler()
     require_reachable(path)
     try:
         return _open_by_first_bytes(path)

@@ -34,7 +34,7 @@ from repaconv.cli import installation_and_demo_commands
 # isort: split
 from repaconv.cli.command_options import app, readers_may_stop
 from repaconv.cli.shell_completion import finished_words
-from repaconv.core.change_guard import require_none_truncated
+from repaconv.core.changed_input_files import require_none_truncated
 from repaconv.core.errors import (
     EnvironmentProblem,
     Interrupted,

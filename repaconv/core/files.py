@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from repaconv.core import change_guard
+from repaconv.core import changed_input_files
 from repaconv.core.errors import EnvironmentProblem, Refused, unreadable
 from repaconv.core.toml_positions import problems
 from repaconv.results import PREVIOUS, SCHEMA_VERSION, Payload, Record
@@ -245,7 +245,7 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
-        change_guard.require_none_truncated()
+        changed_input_files.require_none_truncated()
         temporary.replace(path)
         temporary = None
     except OSError as error:

@@ -269,7 +269,7 @@ FORMER = {
     "skeletons.norms": "backbones.vit_training_norms",
     "skeletons.swin": "backbones.swin",
     "skeletons.vit": "backbones.vit_ffn_replacement",
-    "still": "core.change_guard",
+    "still": "core.changed_input_files",
     "subjects": "sources",
     "subjects.architectures": "sources.named_architectures",
     "subjects.attributes": "sources.named_architecture_source",
@@ -369,6 +369,7 @@ FORMER = {
     "graph.model_rewriting": "graph.models_in_onnx_ir",
     "verification.random_inputs": "verification.random_graph_inputs",
     "rewrites.fold.recombined_operators": "rewrites.fold.recombination_after_folds",
+    "core.change_guard": "core.changed_input_files",
 }
 """Former module name to the current one, without ``repaconv.``; several names if a module was split."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repaconv.core import change_guard
+from repaconv.core import changed_input_files
 from repaconv.core.errors import Refused, RepaconvError, first_line, require_module
 from repaconv.core.files import is_utf8
 from repaconv.core.temporary_folders import scratch_folder
@@ -100,7 +100,7 @@ class OrtSession:
         """See `OnnxRuntime.open`. Nodes that the first provider does not support go to the next one."""
         import onnxruntime
 
-        change_guard.install_sigbus_handler()  # external weights are memory-mapped
+        changed_input_files.install_sigbus_handler()  # external weights are memory-mapped
         lean = spec.lean or isinstance(spec.weights, Mapping)  # then the session holds its own copy
         self._model, self._spec = (b"", replace(spec, weights=None)) if lean else (model, spec)
         settings = settings_for(spec)

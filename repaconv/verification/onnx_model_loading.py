@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repaconv.core.change_guard import require_unchanged, stamp_of
+from repaconv.core.changed_input_files import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, first_line, first_names
 from repaconv.core.files import require_file
 from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large

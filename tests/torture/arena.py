@@ -20,7 +20,7 @@ from pathlib import Path
 from select import select
 from typing import NamedTuple
 
-from repaconv.core import change_guard
+from repaconv.core import changed_input_files
 from repaconv.core.errors import RepaconvError
 
 SECONDS = 20
@@ -119,7 +119,7 @@ def _child(cases: Sequence[Case], folder: Path, writing: int, limits: bool) -> N
         if listening[0] and event in FORBIDDEN and not _of_ours(event, arguments, folder):
             heard.append(f"{event} {str(arguments)[:100]}")
 
-    change_guard.install_sigbus_handler()  # it asks for the C library, once
+    changed_input_files.install_sigbus_handler()  # it asks for the C library, once
     sys.addaudithook(hear)
     try:
         for number, case in enumerate(cases):

@@ -9,7 +9,7 @@ from shutil import copyfile
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core import run_folder
-from repaconv.core.change_guard import require_unchanged, stamp_of
+from repaconv.core.changed_input_files import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.file_replacement import write_payload
 from repaconv.core.files import lock_folder, payload_of, sha256_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import is_zipfile
 
-from repaconv.core.change_guard import stamp_of
+from repaconv.core.changed_input_files import stamp_of
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.files import sha256_of
 from repaconv.core.thread_pool import thread_pool

@@ -606,7 +606,8 @@ def test_inspect_shows_the_hash_to_pin_and_each_fact_once(repaconv, monkeypatch)
     onnx.save(graph([("Relu", "x", "y")], {}, {"x": [1, 3, 8, 8]}), "m.onnx")
     for name in ("ckpt.pth", "m.onnx"):
         digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()
-        code, out, _ = repaconv("inspect", name)
+        code, out, err = repaconv("inspect", name)
+        assert f"next repaconv fold {name}" in err
         assert (code, f"SHA-256 {digest}" in out.splitlines()) == (0, True)
         rows = [line.split()[0] for line in out.splitlines() if line.split()]
         assert rows.count("image_size") == (name == "ckpt.pth"), out

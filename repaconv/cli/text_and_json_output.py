@@ -202,7 +202,7 @@ def print_next_step(command: str, done: Record) -> None:
     command = "open-recipe" if command == "new-recipe" and problems else command
     if command not in NEXT:
         return
-    origin = str(getattr(getattr(done, "origin", None), "path", ""))
+    origin = str(getattr(getattr(done, "origin", None), "path", "")) or _graph_to_fold(done)
     if "{took}" in NEXT[command] and not origin:
         return
     lacks: dict[str, str] = getattr(done, "missing_settings", {})
@@ -220,6 +220,14 @@ def print_next_step(command: str, done: Record) -> None:
         return
     words = " ".join([words, *(f"--set {name}=N" for name in lacks), *_arch_option(done)])
     stderr().print(f"[dim] next[/] {plain(words)}")
+
+
+def _graph_to_fold(done: Record) -> str:
+    """The path of an ONNX model that was inspected; empty if repaconv exported it."""
+    facts = getattr(done, "facts", ())
+    if getattr(done, "kind", "") != "ONNX graph" or any(fact.name.startswith("repaconv.") for fact in facts):
+        return ""
+    return str(getattr(done, "path", ""))
 
 
 def _next_command_for_run(command: str, done: Record) -> str:

@@ -459,3 +459,11 @@ def test_official_checkpoints(name, training, deploy, export):
     assert max(found["stored"], found["onnx"]) <= 1e-5
     if export:
         assert rc.bench(rounds=2).agreement.verdict == "passed"
+
+
+def test_a_block_of_one_branch_has_one_batchnorm_in_its_row():
+    """MobileOne-S1 has such blocks: a 1x1 convolution between two widths, without a scale and a shortcut."""
+    found = read_checkpoint(save(METHOD.example("mobileone-s1", seed=0)))
+    steps = [part.step.folded[0] for part in METHOD.read(found, {}).parts() if part.step]
+    assert any(re.fullmatch(r"rbr_conv\.0 and its BatchNorm -> reparam_conv", row) for row in steps), steps
+    assert any("rbr_conv.0, rbr_skip and their BatchNorms" in row for row in steps)

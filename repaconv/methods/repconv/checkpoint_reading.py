@@ -274,6 +274,7 @@ def _folded_block(reading: RepConvReading, name: str, block: RepBlock) -> Folded
             ),
         )
     trained = reading.block(name, block)
+    norms = "their BatchNorms" if len(trained.branches) > 1 else "its BatchNorm"
     kernel = fold_block(tensors, block, reading.eps)
     weights = {"weight": torch.from_numpy(kernel.weight), "bias": torch.from_numpy(kernel.bias)}
     folded = {f"{folded_name}.{key}": tensor for key, tensor in weights.items()}
@@ -282,7 +283,7 @@ def _folded_block(reading: RepConvReading, name: str, block: RepBlock) -> Folded
         {f"{name}.{key}": tensor for key, tensor in (folded | kept).items()},
         FoldStep(
             module=name,
-            folded=(f"{', '.join(trained.branches)} and their BatchNorms -> {folded_name}",),
+            folded=(f"{', '.join(trained.branches)} and {norms} -> {folded_name}",),
             not_folded=not_folded_parts,
             equation="eqs. 3-4",
             max_rel_error=_difference(trained, tensors, loaded(block.conv(block.kernel, bias=True), weights)),

@@ -61,6 +61,12 @@ def test_a_formula_over_places_is_one_operator_with_its_affine(shape, opset):
     assert kinds(network([*rows[:5], ("Pow", "e minus", "r"), ("Mul", "c r", "y")], shape, opset)) == NORM
 
 
+@pytest.mark.parametrize("shape", [(N, C, 0, W), (N, C, H, 0), (0, C, H, W)])
+def test_a_norm_of_no_numbers_stays(shape):
+    """ONNX Runtime ends the process with a segmentation fault."""
+    assert not rewritten(network(tensorflow([2, 3]), shape), [INSTANCE_NORM])[1]
+
+
 def test_of_a_row_of_a_dynamic_length():
     """LayerNormalization needs the number of places; and its scale is along them."""
     length = (N, C, H)

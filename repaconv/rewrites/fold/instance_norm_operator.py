@@ -43,8 +43,13 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _is_possible(spread: Spread) -> bool:
-    """Whether a norm is over whole samples, or over whole channels or groups whose number is known."""
+    """Whether a norm is over whole samples, or over whole channels or groups whose number is known.
+
+    Without numbers, ONNX Runtime ends the process with a segmentation fault.
+    """
     shape, kept = sizes(spread.x) or (), spread.kept
+    if 0 in shape:
+        return False
     return len(kept) == 1 or (len(kept) == 2 and len(shape) > 2 and isinstance(shape[kept[1]], int))
 
 

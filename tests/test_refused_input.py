@@ -211,6 +211,24 @@ def test_an_export_does_not_replace_the_folded_network_that_it_is_made_from(repa
     assert {path: path.read_bytes() for path in Path("run").iterdir()} == before
 
 
+def test_of_two_exports_into_one_file_at_once_the_later_is_refused():
+    onnx.save(convolution("net"), "net.onnx")
+    for out in ("run", "other"):
+        rc.fold("net.onnx", out=out, measure=False)
+    made = []
+
+    def meanwhile(*_: object) -> None:
+        if not made:
+            made.append(None)
+            made[0] = rc.export("other", onnx="same.onnx", opset=17)
+
+    with pytest.raises(rc.UsageProblem, match=r"same\.onnx already exists"):
+        rc.export("run", onnx="same.onnx", opset=18, progress=meanwhile)
+    assert onnx.load("same.onnx").opset_import[0].version == 17
+    assert rc.verify("other").verdict == "passed"
+    assert not list(Path("run").glob("export*"))
+
+
 def test_a_symbolic_link_to_itself_is_refused(tiny, folded, repaconv):
     Path("loop").symlink_to("loop")
     for words in (

@@ -79,6 +79,7 @@ def export_by(
         graph = _graph(plan, scratch, progress)
         typed = _in_precision(plan, graph, progress)
         model = _finished(plan, graph, typed, scratch)
+        _require_replaceable(plan.run, plan.slot, plan.path)  # another command may have written it meanwhile
         data = write_graph(model, plan.path, graph.data)
         artefact = _artefact(plan, graph, typed, model, data)
         replace_artifact(plan.slot, artefact)
@@ -172,7 +173,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
             hint="Give another file with -o, or leave -o out.",
             code="usage.exists",
         )
-    require_replaceable(slot, "export", path, path.with_name(f"{path.name}.data"), known=[taken.fold_json])
+    _require_replaceable(taken, slot, path)
     return _Plan(
         options=options,
         options_given=(*(["-o", str(onnx)] if onnx else []), *options.words()),
@@ -193,6 +194,11 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
         path=path,
         slot=slot,
     )
+
+
+def _require_replaceable(run: run_folder.Run, slot: Path, path: Path) -> None:
+    """Refuse to overwrite a file that no export of this run wrote."""
+    require_replaceable(slot, "export", path, path.with_name(f"{path.name}.data"), known=[run.fold_json])
 
 
 def _size(options: ExportOptions, source_model: SourceModel) -> ImageSize | None:

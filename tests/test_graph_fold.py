@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 from test_fold_onnx import graph
 
 from repaconv.graph.element_type_conversion import retyped
@@ -86,6 +87,19 @@ def test_a_graph_in_float64_is_folded_in_its_own_type():
     assert found.model.graph.input[0].type.tensor_type.elem_type == TensorProto.DOUBLE
     assert len(found.model.graph.node) == 1
     onnx.checker.check_model(found.model, full_check=True)
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_views_down_to_one_number_are_a_reshape_to_no_axes(opset):
+    rows = [("Sigmoid", "x", "a"), ("Flatten", "a", "b"), ("Squeeze", "b both", "c"), ("Tan", "c", "y")]
+    model = graph(rows, {"both": np.array([-2, 1])}, {"x": (1, 1)}, opset=opset)
+    model = retyped(model, {TensorProto.DOUBLE: FLOAT})
+    found = folded(Path("net.onnx"), model).model
+    onnx.checker.check_model(found, full_check=True)
+    x = {"x": np.array([[0.5]], np.float32)}
+    before, after = (ReferenceEvaluator(each).run(None, x)[0] for each in (model, found))
+    assert (after.shape, after) == ((), pytest.approx(before))
+    assert len(found.graph.node) == 3
 
 
 def test_what_is_left_out_changes_nothing():

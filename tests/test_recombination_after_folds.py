@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 from test_fold_onnx import graph
 
+from repaconv.graph.canonical_form import LAST_AXES_KEY
 from repaconv.graph.models_in_onnx_ir import read, tidy, write
 from repaconv.rewrites.fold.recombination_after_folds import FINISH
 from repaconv.verification.float64_graphs import ReferenceEvaluation
@@ -59,8 +60,8 @@ def test_slices_that_cover_a_value_are_one_split(ends, shape):
 
 @pytest.mark.parametrize(
     "ends",
-    [((0, 2), (3, 6)), ((0, 3), (2, 6)), ((0, 2), (2, 5)), ((1, 3), (3, 6)), ((0, 6),)],
-    ids=["a gap", "an overlap", "not the end", "not the start", "all"],
+    [((0, 2), (3, 6)), ((0, 3), (2, 6)), ((0, 2), (2, 5)), ((1, 3), (3, 6)), ((0, 6),), ((0, 2), (1, 3), (4, 6))],
+    ids=["a gap", "an overlap", "not the end", "not the start", "all", "as many in all"],
 )
 def test_slices_that_do_not_cover_it_stay(ends):
     assert operators(network(*cut(*ends))).count("Slice") == len(ends)
@@ -85,10 +86,47 @@ def test_slices_of_two_axes_and_of_slices():
     assert (kinds.count("Split"), "Slice" in kinds) == (2, False)
 
 
+def test_a_value_that_is_covered_after_one_that_is_not():
+    rows, outputs = cut((0, 2), (3, 6))
+    more, others = cut((0, 1), (1, 4), axis="2")
+    kinds = operators(network([*rows, *more], (*outputs, *others)))
+    assert (kinds.count("Split"), kinds.count("Slice")) == (1, 2)
+
+
+@pytest.mark.parametrize("axes_last", [True, False])
+def test_keys_are_transposed_by_a_last_transpose_of_two_axes(axes_last):
+    rows = [
+        ("Transpose", "x", "t", {"perm": [0, 2, 3, 1]}),
+        ("Sin", "x", "s"),
+        ("Transpose", "s", "u", {"perm": [0, 2, 1, 3]}),
+    ]
+    made = read(network([*rows, ("MatMul", "u t", "y")], shape=(2, 6, 4, 6)))
+    made.meta[LAST_AXES_KEY] = axes_last
+    [*FINISH.apply(made)]
+    perms = [list(node.attributes["perm"].as_ints()) for node in made.graph if node.op_type == "Transpose"]
+    assert ([0, 1, 3, 2] in perms) == axes_last
+    assert len(perms) == 2 + axes_last
+    made = read(
+        network([*rows, ("MatMul", "u t", "v"), ("Exp", "t", "z"), ("Exp", "v", "y")], ("y", "z"), (2, 6, 4, 6))
+    )
+    [*FINISH.apply(made)]
+    assert [node.op_type for node in made.graph].count("Transpose") == 2
+
+
 def test_slices_of_a_dynamic_axis_stay():
     kinds = operators(network(*cut((0, 2), (2, 6)), shape=("n", "c", 4, 4)), (2, 6, 4, 4))
     assert kinds.count("Slice") == 2
-    backwards = [("Slice", "x 5 2 1 m", "a"), ("Slice", "x 0 3 1", "b"), ("Sin", "a", "y"), ("Tan", "b", "z")]
+
+
+@pytest.mark.parametrize("start", ["3", "5"])
+def test_backwards_slices_stay(start):
+    end = str(int(start) - 3)
+    backwards = [
+        ("Slice", f"x {start} {end} 1 m", "a"),
+        ("Slice", "x 0 3 1", "b"),
+        ("Sin", "a", "y"),
+        ("Tan", "b", "z"),
+    ]
     assert operators(network(backwards, ("y", "z"), m=np.array([-1]))).count("Slice") == 2
 
 

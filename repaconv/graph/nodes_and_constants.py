@@ -172,11 +172,12 @@ class Writer:
     def constant(self, numbers: Array | list[int] | float, like: ir.Value | None = None) -> ir.Value:
         """Write an initializer: floats in the type of ``like`` or of the existing node's output, integers as int64.
 
-        What is no float stays as it is if it is ``like`` a value, and so do truth values.
+        An empty list counts as integers, such as the shape of one number. What is no float stays as it is if it is
+        ``like`` a value, and so do truth values.
         """
         import onnx_ir as ir
 
-        array = np.asarray(numbers)
+        array = np.asarray(numbers, np.int64 if isinstance(numbers, list) and not numbers else None)
         if array.dtype.kind == "b" or (like is not None and array.dtype.kind != "f"):
             return self.exactly(array)
         kind = (like.dtype if like is not None else self.dtype) or ir.DataType.FLOAT

@@ -179,6 +179,17 @@ def test_vectors_and_matrices_of_other_shapes_and_types_stay_apart():
     assert set(weights) <= set(made.graph.initializers)
 
 
+def test_an_initializer_that_is_an_output_stays_one_and_later_ones_are_merged():
+    rows = [("Add", "x vector", "o"), ("MatMul", "o first", "a"), ("Sin", "a", "b"), ("MatMul", "b second", "c")]
+    rows += [("Cos", "c", "d"), ("MatMul", "d third", "y")]
+    weights = {"vector": V[0], "first": V, "second": V.copy(), "third": V.copy()}
+    for output in ("first", "second"):
+        made = read(graph(rows, weights, {"x": (3, 20)}, ("y", output), opset=18))
+        [*FINISH.apply(made)]
+        assert output in made.graph.initializers
+        assert len(made.graph.initializers) == 3
+
+
 def test_an_initializer_that_is_an_input_stays_one():
     rows = [("MatMul", "x first", "a"), ("Sin", "a", "b"), ("MatMul", "b second", "y")]
     model = graph(rows, {"first": V, "second": V.copy()}, {"x": (3, 20), "second": (20, 20)}, opset=18)

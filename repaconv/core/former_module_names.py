@@ -124,7 +124,7 @@ FORMER = {
     "forms.choice": "rewrites.presets",
     "forms.convolutions": "rewrites.speed.split_convolutions",
     "forms.gates": "rewrites.speed.gate_broadcast",
-    "forms.linears": "rewrites.speed.linear_layer_grouping",
+    "forms.linears": "rewrites.speed.linear_layer_splits_and_merges",
     "forms.matrices": "rewrites.speed.combined_query_key_weights",
     "forms.merging": "rewrites.speed.token_gather",
     "forms.moves": "rewrites.speed.transposed_product_factors",
@@ -370,6 +370,7 @@ FORMER = {
     "verification.random_inputs": "verification.random_graph_inputs",
     "rewrites.fold.recombined_operators": "rewrites.fold.recombination_after_folds",
     "core.change_guard": "core.changed_input_files",
+    "rewrites.speed.linear_layer_grouping": "rewrites.speed.linear_layer_splits_and_merges",
 }
 """Former module name to the current one, without ``repaconv.``; several names if a module was split."""
 

@@ -137,6 +137,12 @@ def test_a_size_that_does_not_follow_from_the_inputs_stays():
     assert "CumSum" in operators(rows)
 
 
+def test_an_index_that_is_out_of_range_stays_for_the_runtime_to_refuse():
+    rows = [*ONES, ("CumSum", "ones one", "rows"), ("Gather", "rows l6", "picked", {"axis": 1}), ("Sin", "picked", "y")]
+    after, _ = rewritten(graph(rows, WEIGHTS, {"x": ("N", 24, 8)}), FOLDS)
+    assert "Gather" in [node.op_type for node in after.graph.node if node.output[0] == "picked"]
+
+
 def test_the_change_says_what_is_the_same():
     model = graph([*SINES, ("Add", "x position", "y")], WEIGHTS, {"x": ("N", 24, 8)})
     found = [change for change in rewritten(model, FOLDS)[1] if change.rewrite == REPEATED.name]

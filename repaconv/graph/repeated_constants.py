@@ -128,8 +128,7 @@ def _tile(node: ir.Node, given: Given, _opset: int) -> list[Array] | None:
     x, after = given[0], sizes(node.outputs[0]) or ()
     if x is None or x.ndim != len(after):
         return None
-    whole = _full(x, sizes(node.inputs[0]), [axis for axis, length in enumerate(x.shape) if length > 1])
-    if whole is None or any(not isinstance(b, int) or b % a for a, b in zip(x.shape, after, strict=True) if a > 1):
+    if any(not isinstance(b, int) or b % a for a, b in zip(x.shape, after, strict=True) if a > 1):
         return None
     counts = [b // a if isinstance(b, int) and a > 1 else 1 for a, b in zip(x.shape, after, strict=True)]
     return [np.tile(x, counts)]
@@ -171,7 +170,12 @@ def _gather(node: ir.Node, given: Given, _opset: int) -> list[Array] | None:
     if x.shape[axis] == 1:
         return [x.reshape(*x.shape[:axis], *[1] * len(shape), *x.shape[axis + 1 :])]
     whole = _full(x, sizes(node.inputs[0]), [axis])
-    return None if indices is None or whole is None else [np.take(whole, indices, axis)]
+    if indices is None or whole is None:
+        return None
+    try:
+        return [np.take(whole, indices, axis)]
+    except IndexError:  # it would also fail in a runtime
+        return None
 
 
 def _gather_nd(node: ir.Node, given: Given, _opset: int) -> list[Array] | None:

@@ -77,6 +77,16 @@ def test_the_sum_that_a_norm_returns_has_the_same_shape():
     assert sizes(with_shapes(as_stored(model_of(rows, TOKENS))).graph.outputs[0])[1:] == (5, 8)
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape", "inputs"),
+    [("FusedConv", IMAGE, "a kernel bias"), ("FusedGemm", ROWS, "a tall c"), ("FusedMatMul", TOKENS, "a w")],
+)
+def test_the_node_alone_reads_its_inputs_after_its_shape_is_inferred(kind, shape, inputs):
+    rows = [("", "Sigmoid", "x", "a", {}), ("com.microsoft", kind, inputs, "y", {})]
+    sigmoid, fused = with_shapes(as_stored(model_of(rows, shape))).graph
+    assert sigmoid.outputs[0].consumers() == (fused,)
+
+
 def test_the_rest_of_a_graph_that_onnx_runtime_saved_folds():
     rows = [
         ("", "MatMul", "x w", "a", {}), ("com.microsoft", "BiasGelu", "a b", "h", {}),

@@ -143,7 +143,7 @@ def _infer_of_microsoft(known: Integers, node: ir.Node, opset: int) -> None:
             set_shape(value, sizes(x), x)
         return
     plain = PLAIN_OPERATOR.get(node.op_type)
-    inputs = [_transposed(node, place, value) for place, value in enumerate(node.inputs[:3])] if plain else []
+    inputs = [_as_multiplied(node, place, value) for place, value in enumerate(node.inputs[:3])] if plain else []
     if plain is None or any(value is None for value in inputs[:2]):
         return
     kept = [entry for name, entry in node.attributes.items() if name in PLAIN_ATTRIBUTES.get(plain, ())]
@@ -153,19 +153,23 @@ def _infer_of_microsoft(known: Integers, node: ir.Node, opset: int) -> None:
     set_shape(out, sizes(copy.outputs[0]), copy.outputs[0])
 
 
-def _transposed(node: ir.Node, place: int, value: ir.Value | None) -> ir.Value | None:
-    """A value of the shape in which a FusedMatMul multiplies an input; None if it transposes the batch as well."""
+def _as_multiplied(node: ir.Node, place: int, value: ir.Value | None) -> ir.Value | None:
+    """A value of an input's shape, turned as a FusedMatMul multiplies it; None if it transposes the batch as well.
+
+    It is not the input itself, which would count the node whose shape is inferred among its readers.
+    """
     import onnx_ir as ir
 
-    if node.op_type != "FusedMatMul" or value is None or (shape := sizes(value)) is None:
-        return value
-    side = "AB"[place] if place < len("AB") else ""
-    if attribute(node, f"transBatch{side}", 0):
+    if value is None:
         return None
-    turned = ir.Value(name=value.name)
-    swapped = attribute(node, f"trans{side}", 0) and len(shape) > 1
-    set_shape(turned, (*shape[:-2], shape[-1], shape[-2]) if swapped else shape, value)
-    return turned
+    alike, shape = ir.Value(name=value.name), sizes(value)
+    side = "AB"[place] if node.op_type == "FusedMatMul" and place < len("AB") else ""
+    if side and attribute(node, f"transBatch{side}", 0):
+        return None
+    if side and shape is not None and len(shape) > 1 and attribute(node, f"trans{side}", 0):
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    set_shape(alike, shape, value)
+    return alike
 
 
 def _infer(known: Integers, node: ir.Node, opset: int) -> None:

@@ -337,7 +337,14 @@ def test_channels_are_moved_last_as_those_of_tokens(shape, order):
 
 
 @pytest.mark.parametrize(
-    ("shape", "order"), [((3, 4, 5), [0, 3, 1, 2]), ((4, 5), [0, 2, 1]), ((3, "n", "m"), [0, 2, 3, 1])]
+    ("shape", "order"),
+    [
+        ((3, 4, 5), [0, 3, 1, 2]),
+        ((4, 5), [0, 2, 1]),
+        ((3, "n", "m"), [0, 2, 3, 1]),
+        ((0, 4, 5), [0, 2, 3, 1]),  # a Reshape to a size of 0 copies that of the input at the same axis
+        ((3, 4, 0), [0, 2, 3, 1]),
+    ],
 )
 def test_other_moves_of_images_stay(shape, order):
     graph = Graph(x=shape)

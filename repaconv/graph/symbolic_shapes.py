@@ -252,11 +252,14 @@ def shaped_like(value: ir.Value, like: ir.Value) -> ir.Value:
 def reshape_target(before: Sizes, shape: Sizes) -> list[int] | None:
     """Return the target of a Reshape from shape ``before`` to ``shape``, or None if it cannot be written.
 
-    One dynamic size is written as -1. Further ones are 0 if the input has the same size at the same axis.
+    One dynamic size is written as -1. Further ones are 0 if the input has the same size at the same axis. An axis of no
+    entries is a 0 too, and leaves open what -1 stands for.
     """
     free = [axis for axis, size in enumerate(shape) if is_dynamic(size)]
-    copied = [axis for axis in free if shape[axis : axis + 1] == before[axis : axis + 1]] if len(free) > 1 else []
-    if len(free) - len(copied) > 1:
+    alike = [axis for axis, size in enumerate(shape) if (size,) == tuple(before[axis : axis + 1])]
+    empty = {axis for axis, size in enumerate(shape) if size == 0}
+    copied = [axis for axis in free if axis in alike] if len(free) > 1 or empty else []
+    if len(free) - len(copied) > (0 if empty else 1) or not empty.issubset(alike):
         return None
     return [size if isinstance(size, int) else 0 if axis in copied else -1 for axis, size in enumerate(shape)]
 

@@ -53,7 +53,7 @@ def _channels_last_as_tokens(model: ir.Model) -> Iterator[Change]:
 
 CHANNELS_LAST_AS_TOKENS = Rewrite(
     "channels-last-as-tokens",
-    "a Transpose that moves the channels of an image to the end, of which at most one size beside the batch is dynamic",
+    "a Transpose that moves the channels of an image to the end; at most one size other than the batch is dynamic",
     _channels_last_as_tokens,
     order=101,
     keeps=True,

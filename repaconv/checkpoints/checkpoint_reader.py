@@ -48,7 +48,7 @@ HOLDERS = ("model", "net", "student", "ema_model")
 WITHOUT = "without:"
 """What begins the name of a set of weights that is all but the tensors with a prefix, e.g. ``without:module``.
 
-Behind a prefix and a comma, it is those with that prefix but not with the longer one: ``model,without:model.ema``.
+After a prefix and a comma, it is those with that prefix but not with the longer one: ``model,without:model.ema``.
 """
 # Counters of moving averages, stored among the weights.
 COUNTERS = ("steps", "n_averaged", "num_updates", "decay")

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -26,6 +27,7 @@ from safetensors.torch import load_file, save_file
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint, read_mmconfig
 from repaconv.checkpoints.checkpoint_reader import _find_prefix, _WeightSets
+from repaconv.checkpoints.containers import several_files_hint
 from repaconv.checkpoints.tensor_sanity_checks import require_sound
 from repaconv.core.errors import Refused
 from repaconv.methods.riformer import METHOD
@@ -580,6 +582,23 @@ def _joined_by(hint: str, monkeypatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     command = hint.partition(": ")[2].partition("; then repaconv fold")[0]
     subprocess.run(command, shell=True, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("chosen", ["without:", "model,without:model", "without:model"])
+def test_a_choice_of_no_names_or_of_no_prefix_is_refused(chosen):
+    torch.save({"state_dict": {"model.0.weight": torch.ones(2, 2)}}, "one.pth")
+    with pytest.raises(Refused, match="no set of weights named"):
+        read_checkpoint("one.pth", chosen)
+
+
+@pytest.mark.parametrize("script", [".", ".."])
+def test_deepspeeds_script_is_found_from_inside_a_folder_of_its_files(script, tmp_path, monkeypatch):
+    (tmp_path / "step1").mkdir()
+    monkeypatch.chdir(tmp_path / "step1")
+    Path("zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
+    Path(script, "zero_to_fp32.py").touch()
+    command = several_files_hint(Path()).partition("python ")[2]
+    assert Path(shlex.split(command)[0]).is_file()
 
 
 def _refused_as_several(call: Callable[[], Any]) -> str:

@@ -296,8 +296,9 @@ def _find_prefix(path: Path, sets: Mapping[str, Mapping[str, Any]], wanted: str)
         ended = (each and f"{each.removesuffix('*').removesuffix('.')}." for each in (prefix, without))
         selected = _Selected(*(each.removeprefix(f"{place}.") for each in ended))
         if (key := (id(weights), selected)) not in known:  # several places may hold the same weights
-            parts = (under_prefix(weights, each) for each in selected if each)
-            known[key] = all(any(isinstance(one, Tensor) for one in part.values()) for part in parts)
+            parts = (part.of(weights) for part in (*map(_Selected, filter(None, selected)), selected))
+            some = (any(isinstance(one, Tensor) for one in part.values()) for part in parts)
+            known[key] = any(selected) and all(some)
         if known[key]:
             found[place] = selected
     if len(found) > 1:

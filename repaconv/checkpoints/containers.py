@@ -428,13 +428,14 @@ def several_files_hint(folder: Path) -> str:
 
     A distributed training saves them so, and ``save_pretrained`` those of a large model.
     """
+    if any(folder.glob("*_optim_states.pt")) and not (folder / _DEEPSPEED).is_file():
+        above = folder.parent if folder.name else folder.resolve().parent
+        folder = above if (above / _DEEPSPEED).is_file() else folder  # the script takes the folder of all steps
     joined = folder.parent / (folder.name or "joined")  # the current folder has no name
     source, target = shlex.quote(str(folder)), shlex.quote(f"{joined}.pth")
     if (folder / ".metadata").is_file():
         command = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {source} {target}"
         return f"a checkpoint of torch.distributed.checkpoint: {command}; then repaconv fold {target}"
-    if any(folder.glob("*_optim_states.pt")) and (folder.parent / _DEEPSPEED).is_file():
-        return several_files_hint(folder.parent)  # the script takes the folder of all steps
     if any(folder.glob("*_optim_states.pt")) or any(folder.glob("*/*_optim_states.pt")):
         command = f"python {shlex.quote(str(folder / _DEEPSPEED))} {source} {target}"
         return f"a checkpoint of DeepSpeed: {command}; then repaconv fold the file that this writes"

@@ -189,6 +189,7 @@ def test_a_file_that_the_fold_would_remove_is_refused(repaconv):
     for words in ((), ("--force",)):
         code, _, told = repaconv("fold", "run/net.folded.onnx", "-o", "run", *words)
         assert (code, "run.other-checkpoint" in told) == (4, True)
+        assert "--force" not in told  # it would be refused again
     assert {path: path.read_bytes() for path in Path("run").iterdir()} == before
     rc.fold("run/net.folded.onnx", out="again", measure=False)
     with pytest.raises(Refused, match="which this fold would replace"):  # of the same bytes

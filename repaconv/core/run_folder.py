@@ -262,6 +262,12 @@ def prepare_run(
             hint="Give a new or empty folder with -o.",
             code="run.foreign-files",
         )
+    if checkpoint.resolve() in files_named_by(run.fold_json, *run.later_stages()):
+        raise Refused(
+            f"{checkpoint} was written by the run in {run.folder}, which this fold would replace, and remove the file.",
+            hint="Give another folder with -o.",
+            code="run.other-checkpoint",
+        )
     if foreign and not force:
         origin = fold_of(run).origin
         if sha256 != origin.sha256 and str(checkpoint.resolve()) != origin.path:
@@ -270,12 +276,6 @@ def prepare_run(
                 hint="Give another folder with -o, or replace it with --force.",
                 code="run.other-checkpoint",
             )
-    if checkpoint.resolve() in files_named_by(run.fold_json, *run.later_stages()):
-        raise Refused(
-            f"{checkpoint} was written by the run in {run.folder}, which this fold would replace, and remove the file.",
-            hint="Give another folder with -o.",
-            code="run.other-checkpoint",
-        )
     require_replaceable(run.fold_json, "fold", run.folder / payload, *files)
     return run
 

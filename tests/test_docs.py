@@ -12,9 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import yaml
+from onnx import TensorProto
 from PIL import Image
 from test_bundle import on_the_board
 from test_converting import images as calibrating
@@ -23,6 +25,7 @@ from test_converting import plain_weights
 from repaconv import models
 from repaconv.core import plugins
 from repaconv.engines.targets import from_file
+from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.stages.recipe.recipe_file import read_recipe, schema
 from repaconv.testing import check_method, write_example
 
@@ -263,6 +266,13 @@ def test_the_rewrite_of_the_page_is_found_and_passes_the_test_of_the_page(tmp_pa
     assert repaconv("fold", tmp_path / "before.onnx", "--no-measure", "-o", "run")[0] == 0
     code, out, _ = repaconv("export", "run", "--target", "./my-x86.toml")
     assert (code, "square-as-mul" in out, "1 change" in out) == (0, True, True), out
+    for exponent, inputs in ((2.0, ["x", "e"]), (3.0, ["x"]), ([[2.0]], ["x"])):  # the first may be given another one
+        shapes = {"x": [3], "e": np.shape(exponent)}
+        ports = [onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in inputs]
+        out = [onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+        held = [onnx.numpy_helper.from_array(np.float32(exponent), "e")]
+        power = onnx.helper.make_graph([onnx.helper.make_node("Pow", ["x", "e"], ["y"])], "power", ports, out, held)
+        assert rewritten(onnx.helper.make_model(power), [known["SQUARE_AS_MUL"]])[1] == []
     sys.modules.pop("square_plugin")
 
 

@@ -249,27 +249,60 @@ def codes() -> str:
 
 
 def _raised(path: Path) -> Iterator[tuple[str, int, str]]:
-    for name, node in _constructed(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    within = {
+        id(each): function
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for each in ast.walk(function)
+    }
+    for name, node in _constructed(tree):
         given = {each.arg: each.value for each in node.keywords}
-        code = given.get("code")
-        if isinstance(code, ast.Constant):
-            for hint in _alternatives(given.get("hint")):
-                yield str(code.value), EXITS[name], _text(hint) or _message(node, given)
+        named = _named(within[id(node)]) if id(node) in within else {}
+        for code in _alternatives(given.get("code"), named):
+            for hint in _alternatives(given.get("hint"), named):
+                if isinstance(code, ast.Constant):
+                    yield str(code.value), EXITS[name], _text(hint) or _message(node, given)
 
 
-def _alternatives(node: ast.expr | None) -> Iterator[ast.expr | None]:
-    """The texts of a conditional expression, or the one text of any other."""
+def _named(function: ast.FunctionDef) -> dict[str, list[ast.expr]]:
+    """What the names in a function may be: defaults of its arguments, and what is assigned to them."""
+    found: dict[str, list[ast.expr]] = {}
+    for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        found[argument.arg] = [default] if default is not None else []
+    for node in ast.walk(function):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=True))
+            for name, value in pairs:
+                if isinstance(name, ast.Name):
+                    found.setdefault(name.id, []).append(value)
+    return found
+
+
+def _alternatives(node: ast.expr | None, named: dict[str, list[ast.expr]]) -> Iterator[ast.expr | None]:
+    """The texts of a conditional expression or of a name, or the one text of any other."""
     if isinstance(node, ast.IfExp):
-        yield from (*_alternatives(node.body), *_alternatives(node.orelse))
+        yield from (*_alternatives(node.body, named), *_alternatives(node.orelse, named))
+    elif isinstance(node, ast.Name) and named.get(node.id):
+        rest = {name: values for name, values in named.items() if name != node.id}
+        for value in named[node.id]:
+            yield from _alternatives(value, rest)
     else:
         yield node
 
 
 def _constructed(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """The calls of `require_file` and of exceptions, also by ``super().__init__`` in a class derived from one."""
+    """The calls of `require_file`, `read_artefact` and exceptions.
+
+    Those of an exception may be by ``super().__init__`` in a class derived from it.
+    """
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in (*EXITS, "require_file"):
-            yield node.func.id.replace("require_file", "Refused"), node
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            name = "Refused" if node.func.id in ("require_file", "read_artefact") else node.func.id
+            if name in EXITS:
+                yield name, node
         if isinstance(node, ast.ClassDef):
             bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in EXITS]
             inside = [each for each in ast.walk(node) if isinstance(each, ast.Call)]

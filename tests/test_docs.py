@@ -302,6 +302,12 @@ def test_the_reference_has_every_command_key_and_code(reference):
             assert not listed or f"`{', '.join(option.opts)}" in pages["reference/cli.md"]
     for code in ("checkpoint.missing", "fold.not-verified"):  # the second by the constructor of a class of its own
         assert f"| `{code}` | 4 |" in pages["reference/codes.md"]
+    for code, what in (  # by the default of an argument, by an argument, and by a name that is assigned to
+        ("artefact.unreadable", "Run the command that writes it again."),
+        ("baseline.unreadable", "Restore it, or give another path with --baseline"),
+        ("arch.weights", "Name the architecture that was trained"),
+    ):
+        assert f"| `{code}` | 4 | {what}" in pages["reference/codes.md"]
     assert "`max_regression` | number | Largest latency increase" in pages["reference/recipe.md"]
     assert json.loads(pages["reference/recipe.schema.json"]) == schema()
     assert "update_baseline" not in pages["reference/recipe.schema.json"]

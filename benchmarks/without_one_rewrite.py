@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from repaconv.core import plugins
 from repaconv.core.files import canonical_json
 from repaconv.engines.contract import SessionSpec
 from repaconv.graph.models_in_onnx_ir import rewritten
+from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.rewrites.presets import chosen
 from repaconv.stages.shared.target_lookup import default_rewrites, load_target
 
@@ -53,6 +55,12 @@ def network(name: str) -> tuple[torch.nn.Module, tuple[int, ...]]:
     return module, module.default_cfg["input_size"]
 
 
+def default_preset(target: str) -> Sequence[Rewrite]:
+    """The rewrites of a target's default preset on this CPU."""
+    device = load_target(target)
+    return chosen(default_rewrites(device, "graph"), device.newest).rewrites
+
+
 def written(name: str, rewrite: str, target: str, folder: Path) -> tuple[dict[str, Path], torch.Tensor] | None:
     """The graphs of a network with and without the rewrite, and an image; None if the rewrite changes nothing."""
     torch.manual_seed(0)
@@ -60,8 +68,7 @@ def written(name: str, rewrite: str, target: str, folder: Path) -> tuple[dict[st
     image, original = torch.randn(1, *shape), folder / "original.onnx"
     torch.onnx.export(module, (image,), original, dynamo=True, verbose=False)
     run = repaconv.fold(original, out=folder / "run")
-    folded, device = onnx.load(folder / "run" / run.payload.path), load_target(target)
-    preset = chosen(default_rewrites(device, "graph"), device.newest).rewrites
+    folded, preset = onnx.load(folder / "run" / run.payload.path), default_preset(target)
     graphs = {}
     for kind, rewrites in (("without", [each for each in preset if each.name != rewrite]), ("with", preset)):
         model, changes = rewritten(folded, rewrites)
@@ -119,6 +126,9 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=60)
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()
+    names = [each.name for each in default_preset(given.target)]
+    if given.rewrite not in names:
+        options.error(f"the default preset of {given.target} on this CPU has {', '.join(names)}")
     load_torchvision()
     for name in given.nets:
         found = row(name, given, given.precisions)

@@ -129,6 +129,13 @@ def test_constants_that_are_larger_than_what_they_are_computed_from_stay():
     assert operators([*ONES, *rows], ("N", 64, 80), **large).count("CumSum") == 1
 
 
+def test_what_would_be_computed_of_too_many_entries_stays():
+    """A sum of 2^23 ones for each image."""
+    large = {"l4": INT([1 << 23]), "l6": INT([1])}
+    rows = [("ReduceSum", "ones l1", "a"), ("Sin", "a", "d"), ("Add", "x d", "y")]
+    assert "ReduceSum" in operators([*ONES, *rows], **large)
+
+
 def test_a_size_that_does_not_follow_from_the_inputs_stays():
     rows = [
         ("NonZero", "x", "found"), ("Shape", "found", "s"), ("ConstantOfShape", "s", "z", ONE),

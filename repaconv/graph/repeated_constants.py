@@ -7,6 +7,7 @@ axis, and may be 1 along others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,7 +76,7 @@ def _broadcasts(array: Array, shape: Sizes) -> bool:
 
 
 def _full(array: Array, shape: Sizes | None, axes: Sequence[int]) -> Array | None:
-    """The array with its whole length along some axes; None if one of these is dynamic."""
+    """The array with its whole length along some axes; None if one of these is dynamic, or if it is too large."""
     if shape is None or array.ndim != len(shape):
         return None
     lengths = as_numbers(shape[axis] for axis in axes)
@@ -84,7 +85,7 @@ def _full(array: Array, shape: Sizes | None, axes: Sequence[int]) -> Array | Non
     whole = [*array.shape]
     for axis, length in zip(axes, lengths, strict=True):
         whole[axis] = length
-    return np.broadcast_to(array, whole)
+    return np.broadcast_to(array, whole) if math.prod(whole) <= LARGEST_COMPUTED else None
 
 
 Given = Sequence["Array | None"]

@@ -271,7 +271,9 @@ def _named(function: ast.FunctionDef) -> dict[str, list[ast.expr]]:
     for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
         found[argument.arg] = [default] if default is not None else []
     for node in ast.walk(function):
-        for target in node.targets if isinstance(node, ast.Assign) else ():
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
             pairs = [(target, node.value)]
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=True))

@@ -351,6 +351,13 @@ def test_other_moves_of_images_stay(shape, order):
     assert changed(graph.model(graph("Transpose", "x", perm=order)), "channels-last-as-tokens") == []
 
 
+def test_scaled_keys_by_heads_are_no_image():
+    graph = Graph(x=[3, 8], q=[2, 3, 4])
+    keys = graph("Transpose", graph("Reshape", "x", np.array([0, 3, 2, 4])), perm=[0, 2, 3, 1])
+    model = graph.model(graph("MatMul", "q", graph("Mul", keys, np.array(0.5))))
+    assert changed(model, "channels-last-as-tokens") == []
+
+
 def image_output(layer="Conv", *, channels=21, side=80, behind=(), read=False):
     """A graph whose output is an image; operators ``behind`` are applied to it."""
     graph = Graph(x=[2, side, side])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.graph.index_selections import perm_of
 from repaconv.graph.nodes_and_constants import Writer, nodes_of
+from repaconv.graph.operator_facts import MOVES
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import product, rank_of, reshape_target, sizes
 from repaconv.graph.tensor_views import reshaped, transposed
@@ -39,7 +40,7 @@ def _channels_last_as_tokens(model: ir.Model) -> Iterator[Change]:
     for node in nodes_of(model, "Transpose"):
         image = node.inputs[0]
         rank = rank_of(image) or 0
-        if image is None or perm_of(node, rank) != [0, *range(2, rank), 1]:
+        if image is None or perm_of(node, rank) != [0, *range(2, rank), 1] or _is_view(image):
             continue
         write = Writer(model, node)
         found = channels_last(write, image)
@@ -51,9 +52,16 @@ def _channels_last_as_tokens(model: ir.Model) -> Iterator[Change]:
         )
 
 
+def _is_view(value: ir.Value) -> bool:
+    """Whether a value is a view or a selection, as keys by heads are: these lie in memory as they are written."""
+    node = value.producer()
+    return node is not None and node.op_type in MOVES
+
+
 CHANNELS_LAST_AS_TOKENS = Rewrite(
     "channels-last-as-tokens",
-    "a Transpose that moves the channels of an image to the end; at most one size other than the batch is dynamic",
+    "a Transpose that moves the channels of an image to the end, unless it is a view of another tensor; at most one size "
+    "other than the batch is dynamic",
     _channels_last_as_tokens,
     order=101,
     keeps=True,

@@ -60,8 +60,8 @@ def _is_view(value: ir.Value) -> bool:
 
 CHANNELS_LAST_AS_TOKENS = Rewrite(
     "channels-last-as-tokens",
-    "a Transpose that moves the channels of an image to the end, unless it is a view of another tensor; at most one size "
-    "other than the batch is dynamic",
+    "a Transpose that moves the channels of an image to the end, unless it is a view of another tensor; at most one "
+    "size other than the batch is dynamic",
     _channels_last_as_tokens,
     order=101,
     keeps=True,

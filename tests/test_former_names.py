@@ -40,6 +40,15 @@ def test_a_former_name_gives_todays_module(former):
                 assert getattr(found, entry) is value
 
 
+def test_a_module_imported_from_a_former_package_replaces_none_of_today():
+    """In a process of its own: others have imported former names already."""
+    program = (
+        "import repaconv.stages.shared.common_options as today, repaconv.orders.shared as former, repaconv.stages.shared\n"
+        "assert former is today and repaconv.stages.shared is not today"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
 def test_no_former_name_hides_a_module_of_today():
     assert not {f"repaconv.{former}" for former in FORMER} & set(structure.modules())
 

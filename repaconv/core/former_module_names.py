@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -397,9 +398,12 @@ class _Finder:
         today = [f"repaconv.{name}" for name in FORMER[module.__name__.partition(".")[2]].split()]
         Deprecation(module.__name__, " and ".join(today), removed_in="0.3.0").warn()
         found = [import_module(name) for name in today]
-        if len(found) == 1:
+        if len(found) == 1 and not hasattr(found[0], "__path__"):
             sys.modules[module.__name__] = found[0]
-        for each in found[1:] and found:
+            return
+        if len(found) == 1:  # a package of its own: Python sets each module that is imported from it as its attribute
+            vars(module).update(__path__=found[0].__path__, __getattr__=partial(getattr, found[0]))
+        for each in found:
             module.__dict__.update({name: entry for name, entry in vars(each).items() if not name.startswith("__")})
 
 

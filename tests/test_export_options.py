@@ -235,6 +235,7 @@ def test_what_keep_fp32_kept_is_listed_as_that_and_once(capsys):
         fp32_nodes=("head/MatMul_1", "gate/Mul_2"), fp32_modules=("head",), unquantized_layers=("head/MatMul_1",),
         violations=(), rewrites=("a",), preset="default", changes=(1,), unmeasured="", simplified=False, batch=1,
         image_size=None, preprocessing=None, verdict="passed", opset=17, nodes=3, external_data=None, target="x86-64",
+        images=None,
     )  # fmt: skip
     show_export(done)
     out = capsys.readouterr().out

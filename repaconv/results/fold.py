@@ -230,8 +230,8 @@ class MethodFold(FoldArtefact):
 
     @property
     def image_channels(self) -> int:
-        """Channels of the network's images."""
-        return int(self.config["in_channels"])
+        """Channels of the network's images; 3 where the configuration of a plug-in does not name them."""
+        return int(self.config.get("in_channels", 3))
 
     @property
     def called(self) -> str:

@@ -43,7 +43,8 @@ def test_a_former_name_gives_todays_module(former):
 def test_a_module_imported_from_a_former_package_replaces_none_of_today():
     """In a process of its own: others have imported former names already."""
     program = (
-        "import repaconv.stages.shared.common_options as today, repaconv.orders.shared as former, repaconv.stages.shared\n"
+        "import repaconv.stages.shared.common_options as today\n"
+        "import repaconv.orders.shared as former, repaconv.stages.shared\n"
         "assert former is today and repaconv.stages.shared is not today"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)

@@ -41,13 +41,15 @@ from a CPU that took 2.3 times as long for the same graphs.
 
 ## Where the gain is small
 
-- Ours computes what the competitor computes, in the same kernels: RIFormer, ConvNeXt, EfficientNet, RegNet-Y. Nothing
-  folds away but norms and branches, there are no 3x3 convolutions of many channels (`winograd`), and three quarters of
-  RIFormer's time on ONNX Runtime is what its products take at the core's peak ([distance from the
-  limit](roofline.md)). In INT8, NNCF quantizes the same convolutions; ours
-  differs by [the activations between them](how-to/int8.md#activations-between-convolutions).
+- Ours computes what the competitor computes, in the same kernels: RIFormer, EfficientNet, RegNet-Y. Nothing folds away
+  but norms and branches, there are no 3x3 convolutions of many channels (`winograd`), and three quarters of RIFormer's
+  time on ONNX Runtime is what its products take at the core's peak ([distance from the limit](roofline.md)). In INT8,
+  NNCF quantizes the same convolutions; ours differs by [the activations between
+  them](how-to/int8.md#activations-between-convolutions).
 - Rows of the five methods with AVX-512, and all rows with AMX, are older than `winograd` and the rewrites for slow
   kernels. Those of arbitrary networks with AVX-512 have both.
+- The [rewrites for OpenVINO's layouts](forms.md#what-is-faster-on-openvino) are in the rows of ConvNeXt, MambaOut,
+  TinyViT, DeepLabV3+ and U-Net on Zen 5. All other rows are older.
 - PYRA and dwconv: what tokens or attention save is in the manual baseline, too. Products take 93% of PYRA's time on
   ONNX Runtime with AVX2, and would take 83% of it at the core's peak ([distance from the limit](roofline.md)).
   Strassen's algorithm, 7 products for 8, gave 1.05 on the MLPs of ViT-B and 1.09 on those of ViT-L in a trial (AVX2,

@@ -41,8 +41,7 @@ def _outputs_by_transpose(model: ir.Model, *, name: str, layers: Collection[str]
         given = write.copy(node, *node.inputs)
         given.shape = image.shape
         last = channels_last(write, given)
-        if last is None:
-            continue
+        assert last is not None  # of the pixels, one size at most is dynamic: known ones are as many as `NUMBERS`
         write.replace(image, transposed(write, last, [0, 3, 1, 2]))
         yield Change(rewrite=name, place=node.name or "", description="two Transposes, of which one moves numbers")
 

@@ -85,7 +85,7 @@ bench-curve: .venv/installed
 	$(if $(QUICK),,$(BIN)/python benchmarks/convert_textures_page.py)
 
 bench-estimate: .venv/installed
-	$(BIN)/python benchmarks/estimate_error.py -o benchmarks/results/estimate_error.json --page docs/estimates.md
+	$(BIN)/python benchmarks/estimate_error.py -o benchmarks/results/estimate_error.json --page docs/estimate-accuracy.md
 
 bench-torch: .venv/installed
 	$(BIN)/python benchmarks/torch_beside.py -o benchmarks/results/torch_beside.json --page docs/benchmarks.md
@@ -101,7 +101,7 @@ bench-fold: .venv/installed
 	$(BIN)/python benchmarks/fold_large.py -o benchmarks/results/fold_large.json
 
 bench-power: .venv/installed
-	$(BIN)/python benchmarks/bench_power.py $(if $(QUICK),--quick) --page docs/measuring.md -o benchmarks/results/bench_power.json
+	$(BIN)/python benchmarks/bench_power.py $(if $(QUICK),--quick) --page docs/measurement.md -o benchmarks/results/bench_power.json
 
 bench-profile: .venv/installed
 	$(BIN)/python benchmarks/profile_totals.py -o $(CURDIR)/benchmarks/results/profile_totals.json
@@ -125,7 +125,7 @@ bench-gate: .venv/installed
 
 # A stream for every core beside one, and what the cores leave possible.
 bench-throughput: .venv/installed-dev
-	PYTHONPATH=benchmarks $(BIN)/python benchmarks/throughput.py -o benchmarks/results/throughput.json --page docs/measuring.md
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/throughput.py -o benchmarks/results/throughput.json --page docs/measurement.md
 
 # What blocks of channels gain on this processor.
 bench-blocks: .venv/installed-dev
@@ -208,11 +208,11 @@ locked:
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch .venv/installed .venv/installed-dev
 
-# The parts that repaconv is made of at run time: build/sbom.json, and docs/licences.md.
+# The parts that repaconv is made of at run time: build/sbom.json, and docs/licenses.md.
 sbom: .venv/installed build/supply/installed
 	build/supply/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 	-o build/installed.json .venv/bin/python
-	$(BIN)/python docs/_licences.py build/installed.json build/sbom.json docs/licences.md
+	$(BIN)/python docs/_licenses.py build/installed.json build/sbom.json docs/licenses.md
 
 # Whether a version is the one of the package, of the citation and of the changelog, and has its date.
 release-check:

@@ -1,6 +1,6 @@
 """What a measurement finds: a model against its copy, next to busy processes, and planted slow-downs.
 
-    python benchmarks/bench_power.py [--runs 200] [--quick] [--page docs/measuring.md ...] [-o result.json]
+    python benchmarks/bench_power.py [--runs 200] [--quick] [--page docs/measurement.md ...] [-o result.json]
 
 Small ONNX models of one kind: 100 matrix products, or 1%, 2%, 5% more. Each run is a whole measurement of one thread,
 as `bench` makes it, but of about a second (`SECONDS` of session loads):

@@ -1,7 +1,7 @@
 """How far `bench --estimate` is from `bench` of the same graph on this CPU, for all five methods.
 
     python benchmarks/estimate_error.py [--batch 1 8] [--rounds 12] [--times 3] [-o result.json] [--page PAGE]
-    python benchmarks/estimate_error.py --of result.json --page docs/estimates.md     # the page alone, nothing measured
+    python benchmarks/estimate_error.py --of result.json --page docs/estimate-accuracy.md     # only writes the page
 
 Published sizes with seeded weights, as `repaconv.export` writes them, float32, one thread of ONNX Runtime. Measurement
 and estimate take turns, so that both see the same machine: the estimate rests on what one large product, one read of

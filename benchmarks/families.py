@@ -7,7 +7,7 @@ blocks of the other families are in `family_blocks.py`. Weights are random, Batc
 Each network is folded in a process of its own: layers (convolutions and matrix products) and nodes of the exported
 network, of its own inference-time form, and after `fold model.onnx`, `fold --arch` and `repaconv.fold(module)`. The row
 goes to `benchmarks/results/families.jsonl`; networks that have one are left out, so that an interrupted run resumes.
-``--page`` writes `docs/families.md` from the results.
+``--page`` writes `docs/reparameterized-families.md` from the results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 HERE = Path(__file__).resolve()
-RESULTS, PAGE = HERE.parent / "results" / "families.jsonl", HERE.parents[1] / "docs" / "families.md"
+RESULTS, PAGE = HERE.parent / "results" / "families.jsonl", HERE.parents[1] / "docs" / "reparameterized-families.md"
 SEEDS, LIMIT_S = range(3), 900
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 

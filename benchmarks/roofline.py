@@ -150,7 +150,7 @@ INTRODUCTION = """# Distance from the limit of a core
 
 `repaconv bench --profile` compares the time of each layer with what the core reaches. This page has its results for
 published sizes, folded and in the default preset of each runtime. `make bench-roofline` measures
-again; `benchmarks/results/roofline.jsonl` has all figures. [How repaconv measures](measuring.md#limits-of-the-core)
+again; `benchmarks/results/roofline.jsonl` has all figures. [How repaconv measures](measurement.md#limits-of-the-core)
 explains them.
 
 | Column | Meaning |

@@ -1,6 +1,6 @@
 """What a stream for every core gets through beside one stream, and how far this machine's cores let it.
 
-    PYTHONPATH=benchmarks python benchmarks/throughput.py [--nets NAME ...] [--page docs/measuring.md] [-o result.json]
+    PYTHONPATH=benchmarks python benchmarks/throughput.py [--nets NAME ...] [--page PAGE.md] [-o result.json]
 
 Of every network, as `export` writes it for a runtime of x86-64 and called with one image: `bench --objective
 throughput`. Beside it, what the cores leave possible: the same graph in a process of its own on each core, against one

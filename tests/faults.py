@@ -1,6 +1,6 @@
 """Faults that people really make, planted into the real pipeline, and what the gate must name.
 
-tests/test_faults.py runs every row and holds docs/faults.md to them; `python tests/faults.py` writes that page.
+tests/test_faults.py runs every row and holds docs/planted-faults.md to them; `python tests/faults.py` writes that page.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from repaconv.methods.nondeep import paper_equations as nondeep
 from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.methods.repavit import checkpoint_reading as repavit
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "planted-faults.md"
 SETTINGS = {"repavit": {"num_heads": "3"}, "pyra": {"num_heads": "3"}, "dwconv": {"num_heads": "3"}, "nondeep": {}}
 META = {"nondeep": example_meta()}
 
@@ -290,7 +290,7 @@ def write_recipe(fault: Fault, folder: Path) -> Path:
 
 
 def page(rows: list[tuple[str, str, str]]) -> str:
-    """docs/faults.md."""
+    """docs/planted-faults.md."""
     head = """# Planted faults
 
 `tests/test_faults.py` plants each fault into the real pipeline and compares this page with what it finds. The table has

@@ -1,7 +1,7 @@
 """Small graphs as others write them, and folds of them that are wrong: each computes something else, if only a little.
 
-tests/test_fold_proof.py plants every row; `python tests/faults.py` writes them into docs/faults.md. A fault is planted
-into the graph that the fold starts from, behind the back of the proof: what is folded is another graph.
+tests/test_fold_proof.py plants every row; `python tests/faults.py` writes them into docs/planted-faults.md. A fault is
+planted into the graph that the fold starts from, behind the back of the proof: what is folded is another graph.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def one_off(*place: int, by: float = 0.01) -> Callable[[np.ndarray], np.ndarray]
 
 
 class Fault(NamedTuple):
-    """One row of docs/faults.md."""
+    """One row of docs/planted-faults.md."""
 
     net: str
     what: str
@@ -324,7 +324,7 @@ FAULTS = [
 
 
 def section() -> str:
-    """The part of docs/faults.md on graphs."""
+    """The part of docs/planted-faults.md on graphs."""
     head = f"""
 ## Planted into `fold model.onnx`
 

@@ -1,4 +1,4 @@
-"""docs/forms.md, as it follows from the rewrites that are registered: python tests/forms_page.py writes it."""
+"""docs/rewrites.md, as it follows from the rewrites that are registered: python tests/forms_page.py writes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from repaconv.core import plugins
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.stages.shared.target_lookup import load_target
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "forms.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "rewrites.md"
 HEAD = """# Rewrites
 
 ```console

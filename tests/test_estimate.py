@@ -131,7 +131,7 @@ def test_the_page_of_the_docs_is_that_of_the_result():
     root = Path(__file__).parents[1]
     result = json.loads((root / "benchmarks/results/estimate_error.json").read_text())
     assert {row["method"] for row in result["rows"]} == {"repavit", "nondeep", "riformer", "pyra", "dwconv"}
-    assert (root / "docs/estimates.md").read_text() == page(result)
+    assert (root / "docs/estimate-accuracy.md").read_text() == page(result)
 
 
 def test_torch_stands_beside_onnx_runtime_for_every_method():

@@ -116,9 +116,8 @@ def test_a_slower_row_says_what_its_search_found_of_the_fastest_competitors_runt
 
 
 def test_the_page_of_the_peers_shows_the_result():
-    assert (
-        page.written(peers.kept(peers.RESULT), peers.kept(peers.ORIGINALS)) == (ROOT / "docs" / "peers.md").read_text()
-    )
+    written = page.written(peers.kept(peers.RESULT), peers.kept(peers.ORIGINALS))
+    assert written == (ROOT / "docs" / "competing-toolchains.md").read_text()
 
 
 def original_row(net, ratio, kind="fp32"):

@@ -1,4 +1,4 @@
-"""A row of an arbitrary network in `docs/peers.md`: any batch size and number of threads, in FP32 and in INT8."""
+"""A row of docs/competing-toolchains.md for an arbitrary network: any batch size and thread count, FP32 and INT8."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_each_batch_size_is_a_row_of_its_own(network, tmp_path, monkeypatch, cap
 
 
 def test_rows_go_into_the_file_that_was_named_and_no_page_is_written(network, tmp_path, monkeypatch):
-    committed, page_before = peers.ORIGINALS.read_bytes(), (peers.ROOT / "docs/peers.md").read_bytes()
+    committed, page_before = peers.ORIGINALS.read_bytes(), (peers.ROOT / "docs/competing-toolchains.md").read_bytes()
     recorded = json.loads(committed.splitlines()[0])
     monkeypatch.setattr(peers, "NETWORKS", (network,))
     monkeypatch.setattr(peers, "WORK", tmp_path)
@@ -111,4 +111,4 @@ def test_rows_go_into_the_file_that_was_named_and_no_page_is_written(network, tm
         torch.set_num_threads(before)
     assert peers.kept(tmp_path / "new" / "rows.jsonl") == [recorded]
     assert peers.ORIGINALS.read_bytes() == committed
-    assert (peers.ROOT / "docs/peers.md").read_bytes() == page_before
+    assert (peers.ROOT / "docs/competing-toolchains.md").read_bytes() == page_before

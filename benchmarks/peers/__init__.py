@@ -13,5 +13,5 @@ Arbitrary networks are measured as well (`make bench-originals`): every competin
 is what `tune` leaves; `original_networks.py` says which, `original_row.py` measures a row.
 
 `nets.py` says which networks, `by_hand.py` and `by_nncf.py` make the peers, `ours.py` what repaconv makes, `row.py`
-measures a row, `page.py` writes `docs/peers.md`.
+measures a row, `page.py` writes `docs/competing-toolchains.md`.
 """

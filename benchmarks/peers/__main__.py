@@ -2,7 +2,7 @@
 
 PYTHONPATH=benchmarks python -m peers [--rows NAME ...] [--batch 1] [--threads 1] [--budget 60] [--seconds N]
 PYTHONPATH=benchmarks python -m peers --list
-PYTHONPATH=benchmarks python -m peers --page            # docs/peers.md of what was measured
+PYTHONPATH=benchmarks python -m peers --page            # docs/competing-toolchains.md of what was measured
 
 PYTHONPATH=benchmarks python -m peers --originals [--int8] [--prepare] [--rows NAME ...] [--batch 8 --threads 2]
     [--budget 60] [--openings 25]
@@ -129,7 +129,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, help="begin no row after that")
     options.add_argument("--again", action="store_true", help="measure what is trusted, too")
     options.add_argument("--list", action="store_true", help="say which networks there are")
-    options.add_argument("--page", action="store_true", help="write docs/peers.md of what was measured, no more")
+    options.add_argument("--page", action="store_true", help="only write docs/competing-toolchains.md")
     options.add_argument("--originals", action="store_true", help="arbitrary networks")
     options.add_argument("--int8", action="store_true", help="of those, lower precision")
     options.add_argument("--compile", action="store_true", help="of those, with torch.compile, which takes minutes")
@@ -150,7 +150,7 @@ def main() -> None:
         torch.set_num_threads(given.threads)
         (originals if given.originals else measured)(given)
     if writes_page:
-        (ROOT / "docs/peers.md").write_text(page.written(kept(RESULT), kept(ORIGINALS)))
+        (ROOT / "docs/competing-toolchains.md").write_text(page.written(kept(RESULT), kept(ORIGINALS)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/peers.md, made from what was measured: a table per CPU, and what each configuration loses."""
+"""docs/competing-toolchains.md, made from what was measured: a table per CPU, and what each configuration loses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from a CPU that took 2.3 times as long for the same graphs.
   them](how-to/int8.md#activations-between-convolutions).
 - Rows of the five methods with AVX-512, and all rows with AMX, are older than `winograd` and the rewrites for slow
   kernels. Those of arbitrary networks with AVX-512 have both.
-- The [rewrites for OpenVINO's layouts](forms.md#what-is-faster-on-openvino) are in the rows of ConvNeXt, MambaOut,
+- The [rewrites for OpenVINO's layouts](rewrites.md#what-is-faster-on-openvino) are in the rows of ConvNeXt, MambaOut,
   TinyViT, DeepLabV3+ and U-Net on Zen 5. All other rows are older.
 - PYRA and dwconv: what tokens or attention save is in the manual baseline, too. Products take 93% of PYRA's time on
   ONNX Runtime with AVX2, and would take 83% of it at the core's peak ([distance from the limit](roofline.md)).

@@ -1,4 +1,4 @@
-"""Hostile and damaged input, batch by batch; then `benchmarks/results/torture.json` and docs/torture.md.
+"""Hostile and damaged input, batch by batch; then `benchmarks/results/torture.json` and docs/hostile-input.md.
 
     PYTHONPATH=tests python -m torture FOLDER [--only WORD] [--batches N]
 

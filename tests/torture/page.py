@@ -1,4 +1,4 @@
-"""The result of `make torture`, and docs/torture.md, which is made from it."""
+"""The result of `make torture`, and docs/hostile-input.md, which is made from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "torture.json"
-PAGE = ROOT / "docs" / "torture.md"
+PAGE = ROOT / "docs" / "hostile-input.md"
 ENDS = ("refused", "the same", "other", "sound", "fault")
 HEAD = """# Hostile and damaged input
 

@@ -1,4 +1,4 @@
-"""``_licences.py INSTALLED SBOM PAGE``: of what CycloneDX found, what repaconv needs at run time (`make sbom`)."""
+"""``_licenses.py INSTALLED SBOM PAGE``: of what CycloneDX found, what repaconv needs at run time (`make sbom`)."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
-# Each may take 2 GiB; whole files stay together while there is enough for all, and what is left over is shared.
+# Each worker may take 2 GiB. Whole test files stay together while every worker has one; then the rest is shared.
 # One more than processors: some tests wait for processes of their own.
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-quick test-lowest test-slow release-check dist golden golden-write lint arm docker-steps torture mutants code-mutants train clean
-.PHONY: recipes bench-throughput bench-blocks bench-slow-kernels bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-family bench-fixed-batch bench-fold bench-forms bench-gate bench-hand bench-noise bench-originals bench-task-noise bench-power bench-precision bench-profile bench-roofline bench-tasks bench-torch bench-tuner bench-ultralytics bench-rewrite bench-zoo
+.PHONY: recipes bench-throughput bench-channel-padding bench-slow-kernels bench-convert-digits bench-convert-textures bench-competitors bench-estimate bench-export bench-reparameterized bench-presets bench-fixed-batch bench-fold bench-riformer-graphs bench-gate bench-manual-baseline bench-precision-tolerances bench-competitors-arbitrary bench-task-tolerances bench-statistical-power bench-precision bench-profile bench-roofline bench-tasks bench-pytorch bench-tuner bench-ultralytics bench-rewrite bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
@@ -41,7 +41,7 @@ golden: .venv/installed-dev
 golden-write: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/golden.py --write $(if $(ONLY),--only $(ONLY))
 
-# The recipes that come along, as far as their weights can be made here; what stands is not run again.
+# The recipes that are installed with repaconv, as far as their weights can be made here. Cached steps are not repeated.
 recipes: .venv/installed
 	$(BIN)/python benchmarks/recipes.py
 
@@ -61,52 +61,52 @@ arm: .venv/installed-dev
 docker-steps:
 	$(PYTHON) tests/docker_steps.py .docker-steps
 
-# Row by row into benchmarks/results/deploy_peers.jsonl; broken off, it goes on. ROWS: names, `--list` says which.
-bench-deploy: .venv/installed-dev
-	PYTHONPATH=benchmarks OMP_NUM_THREADS=$(or $(THREADS),1) $(BIN)/python -m peers $(if $(ROWS),--rows $(ROWS)) \
+# Rows go to benchmarks/results/competing_toolchains_methods.jsonl; an interrupted run resumes. ROWS: names, see `--list`.
+bench-competitors: .venv/installed-dev
+	PYTHONPATH=benchmarks OMP_NUM_THREADS=$(or $(THREADS),1) $(BIN)/python -m competing_toolchains $(if $(ROWS),--rows $(ROWS)) \
 	--batch $(or $(BATCH),1) --threads $(or $(THREADS),1) --budget $(or $(BUDGET),60) $(if $(SECONDS),--seconds $(SECONDS))
 
 # The same for arbitrary networks, for which timm and others must be installed; INT8=1 after FP32; BATCH=8 THREADS=2.
-bench-originals: .venv/installed-dev
-	PYTHONPATH=benchmarks OMP_NUM_THREADS=$(or $(THREADS),1) $(BIN)/python -m peers --originals $(if $(INT8),--int8) \
+bench-competitors-arbitrary: .venv/installed-dev
+	PYTHONPATH=benchmarks OMP_NUM_THREADS=$(or $(THREADS),1) $(BIN)/python -m competing_toolchains --originals $(if $(INT8),--int8) \
 	--batch $(or $(BATCH),1) --threads $(or $(THREADS),1) $(if $(ROWS),--rows $(ROWS)) --budget $(or $(BUDGET),60) --openings 20 $(if $(SECONDS),--seconds $(SECONDS))
 
-bench-hand: .venv/installed
-	$(BIN)/python benchmarks/deploy_forms.py --batch 1 8 32 --threads 1 2 --rounds 45 --other-rounds 6 --vit-large-batch 1 -o $(CURDIR)/benchmarks/results/deploy_forms.json
+bench-manual-baseline: .venv/installed
+	$(BIN)/python benchmarks/manual_baseline_speed.py --batch 1 8 32 --threads 1 2 --rounds 45 --other-rounds 6 --vit-large-batch 1 -o $(CURDIR)/benchmarks/results/manual_baseline_speed.json
 
-bench-convert: .venv/installed-dev
+bench-convert-digits: .venv/installed-dev
 	$(BIN)/python benchmarks/convert_digits.py -o benchmarks/results/convert_digits.json --page docs/convert.md
 	$(BIN)/python benchmarks/finetune_digits.py -o benchmarks/results/finetune_digits.json --page docs/finetune.md
-	$(BIN)/python benchmarks/score_cost.py -o benchmarks/results/score_cost.json
+	$(BIN)/python benchmarks/score_command_cost.py -o benchmarks/results/score_command_cost.json
 
-# Row by row into benchmarks/results/convert_textures.jsonl; broken off, it goes on. QUICK=1 only shows that it runs.
-bench-curve: .venv/installed
+# Rows go to benchmarks/results/convert_textures.jsonl; an interrupted run resumes. QUICK=1 is a short run of every step.
+bench-convert-textures: .venv/installed
 	PYTHONPATH=benchmarks/train $(BIN)/python benchmarks/convert_textures.py $(if $(QUICK),--quick)
 	$(if $(QUICK),,$(BIN)/python benchmarks/convert_textures_page.py)
 
 bench-estimate: .venv/installed
 	$(BIN)/python benchmarks/estimate_error.py -o benchmarks/results/estimate_error.json --page docs/estimate-accuracy.md
 
-bench-torch: .venv/installed
-	$(BIN)/python benchmarks/torch_beside.py -o benchmarks/results/torch_beside.json --page docs/benchmarks.md
+bench-pytorch: .venv/installed
+	$(BIN)/python benchmarks/pytorch_vs_onnxruntime.py -o benchmarks/results/pytorch_vs_onnxruntime.json --page docs/benchmarks.md
 
-bench-forms: .venv/installed
-	$(BIN)/python benchmarks/riformer_forms.py -o benchmarks/results/riformer_forms_s12.json
+bench-riformer-graphs: .venv/installed
+	$(BIN)/python benchmarks/riformer_equivalent_graphs.py -o benchmarks/results/riformer_equivalent_graphs.json
 
-# On a processor of a family that nobody measured: what its line in a target's [measured] rests on.
-bench-family: .venv/installed
-	OMP_NUM_THREADS=1 PYTHONPATH=benchmarks $(BIN)/python benchmarks/family_forms.py --int8 -o benchmarks/results/family_forms.json
+# For a CPU ISA level without measurements: the source of its line in [measured] of a target.
+bench-presets: .venv/installed
+	OMP_NUM_THREADS=1 PYTHONPATH=benchmarks $(BIN)/python benchmarks/preset_speed.py --int8 -o benchmarks/results/preset_speed.json
 
 bench-fold: .venv/installed
 	$(BIN)/python benchmarks/fold_large.py -o benchmarks/results/fold_large.json
 
-bench-power: .venv/installed
-	$(BIN)/python benchmarks/bench_power.py $(if $(QUICK),--quick) --page docs/measurement.md -o benchmarks/results/bench_power.json
+bench-statistical-power: .venv/installed
+	$(BIN)/python benchmarks/statistical_power.py $(if $(QUICK),--quick) --page docs/measurement.md -o benchmarks/results/statistical_power.json
 
 bench-profile: .venv/installed
 	$(BIN)/python benchmarks/profile_totals.py -o $(CURDIR)/benchmarks/results/profile_totals.json
 
-# Row by row into benchmarks/results/roofline.jsonl, and docs/roofline.md. ROWS: names of networks; MODELS: ONNX files.
+# Rows go to benchmarks/results/roofline.jsonl and docs/roofline.md. ROWS: names of networks; MODELS: ONNX files.
 bench-roofline: .venv/installed-dev
 	PYTHONPATH=benchmarks OMP_NUM_THREADS=1 $(BIN)/python benchmarks/roofline.py $(if $(ROWS),--rows $(ROWS)) \
 	$(if $(MODELS),--models $(MODELS))
@@ -114,28 +114,28 @@ bench-roofline: .venv/installed-dev
 bench-export: .venv/installed
 	$(BIN)/python benchmarks/export_huge.py -o benchmarks/results/export_huge.json
 
-# The exhaustive half goes on for SLICE seconds each time, until it has measured everything.
+# Each call continues the exhaustive search for SLICE seconds.
 bench-tuner: .venv/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tuner.py $(if $(NET),--net $(NET)) --budget $(or $(BUDGET),600) \
-	--slice $(or $(SLICE),3600) -o $(CURDIR)/benchmarks/results/tuner.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tuner_vs_exhaustive_search.py $(if $(NET),--net $(NET)) --budget $(or $(BUDGET),600) \
+	--slice $(or $(SLICE),3600) -o $(CURDIR)/benchmarks/results/tuner_vs_exhaustive_search.json
 
 bench-gate: .venv/installed
 	$(BIN)/python benchmarks/gate_false_alarms.py -o benchmarks/results/gate_false_alarms.json
-	$(BIN)/python benchmarks/verify_cost.py -o benchmarks/results/verify_cost.json
+	$(BIN)/python benchmarks/verify_command_cost.py -o benchmarks/results/verify_command_cost.json
 
-# A stream for every core beside one, and what the cores leave possible.
+# Throughput of one stream per core against one stream, and the limit that the cores set.
 bench-throughput: .venv/installed-dev
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/throughput.py -o benchmarks/results/throughput.json --page docs/measurement.md
 
-# What blocks of channels gain on this processor.
-bench-blocks: .venv/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/odd_channels.py -o benchmarks/results/odd_channels.json
+# Speedup of padded channels on this CPU.
+bench-channel-padding: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/channel_padding.py -o benchmarks/results/channel_padding.json
 
-# What replacing slow kernels of ONNX Runtime gains on this processor.
+# Speedup of the rewrites for slow kernels of ONNX Runtime on this CPU.
 bench-slow-kernels: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/slow_onnxruntime_kernels.py -o benchmarks/results/slow_onnxruntime_kernels.json
 
-# What a fixed batch size gains on this processor. Needs timm and OpenVINO.
+# Speedup of a fixed batch size on this CPU. Needs timm and OpenVINO.
 bench-fixed-batch: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fixed_batch_size.py -o benchmarks/results/fixed_batch_size.json
 
@@ -150,13 +150,13 @@ bench-tasks: .venv/installed
 	$(BIN)/python benchmarks/task_zoo.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SPEED),--speed)
 	$(BIN)/python benchmarks/zoo_table.py
 
-bench-task-noise: .venv/installed
+bench-task-tolerances: .venv/installed
 	$(BIN)/python benchmarks/train/shapes.py -o build/shapes --steps 1200 --count 3000
 	$(BIN)/python benchmarks/train/shape_networks.py -o build/shapes --steps 800
-	$(BIN)/python benchmarks/task_noise.py build/shapes -o benchmarks/results/task_noise.jsonl
+	$(BIN)/python benchmarks/task_tolerances.py build/shapes -o benchmarks/results/task_tolerances.jsonl
 
-bench-families: .venv/installed
-	$(BIN)/python benchmarks/families.py $(if $(SECONDS),--seconds $(SECONDS))
+bench-reparameterized: .venv/installed
+	$(BIN)/python benchmarks/reparameterized_networks.py $(if $(SECONDS),--seconds $(SECONDS))
 
 bench-ultralytics: .venv/installed
 	$(BIN)/python benchmarks/ultralytics_files.py $(VERSIONS:%=--versions %) $(if $(SECONDS),--seconds $(SECONDS))
@@ -164,17 +164,17 @@ bench-ultralytics: .venv/installed
 bench-precision: .venv/installed-dev
 	$(BIN)/python benchmarks/lower_precision.py -o benchmarks/results/lower_precision.json
 
-bench-noise: .venv/installed-dev
-	$(BIN)/python benchmarks/precision_noise.py -o benchmarks/results/precision_noise.json
+bench-precision-tolerances: .venv/installed-dev
+	$(BIN)/python benchmarks/lower_precision_tolerances.py -o benchmarks/results/lower_precision_tolerances.json
 
-# A kit that measures on an NVIDIA card elsewhere (docs/gpu.md), and what becomes of its result.
+# A kit that measures on an NVIDIA GPU elsewhere (docs/gpu.md), and the evaluation of its result.
 gpu-kit: .venv/installed
 	PYTHONPATH=benchmarks $(BIN)/python -m gpu.kit build/gpu-kit --python $(or $(KIT_PYTHON),3.12)
 
 gpu-results: .venv/installed
-	PYTHONPATH=benchmarks $(BIN)/python -m gpu.judging $(RESULT) --kit $(or $(KIT),build/gpu-kit/kit.json)
+	PYTHONPATH=benchmarks $(BIN)/python -m gpu.result_evaluation $(RESULT) --kit $(or $(KIT),build/gpu-kit/kit.json)
 
-# The kit in a folder as bare as the machine that it is for: a Python with torch and NumPy, no network, pieces alone.
+# The kit in a folder with only a Python, torch and NumPy, without network access, as on the GPU machine.
 gpu-bare: .venv/installed
 	PYTHONPATH=benchmarks $(BIN)/python tests/gpu_bare.py build/gpu-bare $(BARE_PYTHON)
 
@@ -183,15 +183,15 @@ docs: .venv/installed-dev
 	$(BIN)/python docs/_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-# Hostile and damaged input, an hour; broken off, it goes on from there.
+# Hostile and damaged input, an hour; an interrupted run resumes.
 torture: .venv/installed-dev
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture .torture
 
-# Mistakes of our own in the folds, and whether the proof that runs with each fold catches them; half an hour.
+# Faults planted into the folds, which the verification of each fold must catch; half an hour.
 mutants: .venv/installed-dev
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture.planted .mutants
 
-# A hundred mutants of another making: arguments, conditions, numbers and terms, in all code that writes a network.
+# A hundred mutants of arguments, conditions, numbers and terms, in all code that writes a network.
 code-mutants: .venv/installed-dev
 	PYTHONPATH=tests:benchmarks OMP_NUM_THREADS=1 $(BIN)/python -m torture.code_mutants .code-mutants
 

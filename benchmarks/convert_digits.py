@@ -1,11 +1,11 @@
-"""What converting costs without training: a ViT trained on digits, its blocks replaced by every kind and fit.
+"""Accuracy after `repaconv convert` without training: each block of a ViT trained on digits is replaced, by every kind.
 
     python benchmarks/convert_digits.py [-o result.json] [--page docs/convert.md]
-    python benchmarks/convert_digits.py --of result.json --page docs/convert.md     # the page alone
+    python benchmarks/convert_digits.py --of result.json --page docs/convert.md     # only writes the page
 
-The model (width 48, 6 blocks of 4 heads, 8 x 8 patches, no class token) and its split are those of the shared
-checkpoints. Of the 1,297 training images, parted by content as `repaconv convert` parts them, half fit and a quarter
-chooses; all rows are judged on the 500 images that the model was not trained on either.
+The model has width 48, 6 blocks of 4 heads, 8 x 8 patches and no class token. Model and split are those of the shared
+checkpoints. The 1,297 training images are split by content, as `repaconv convert` does: half calibrate, a quarter
+validates. All rows are evaluated on the 500 images that the model was not trained on.
 """
 
 from __future__ import annotations

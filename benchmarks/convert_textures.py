@@ -1,15 +1,15 @@
-"""What converting brings and costs on a harder set: accuracy against speed, with and without a short training.
+"""Accuracy and speed after `repaconv convert` on a harder dataset, with and without a short training.
 
     PYTHONPATH=benchmarks/train python benchmarks/convert_textures.py [--work build/curve] [--only NAME ...]
-    PYTHONPATH=benchmarks/train python benchmarks/convert_textures.py --quick   # little of everything: that it runs
+    PYTHONPATH=benchmarks/train python benchmarks/convert_textures.py --quick   # a short run of every step
 
-`make bench-curve` is the first, and makes the page; broken off, either goes on.
+`make bench-convert-textures` runs the first command and writes the page. An interrupted run resumes.
 
-A ViT on the images of `train/textures.py`, trained here unless it is there (`train/vit_textures.py`). The commands are
-the user's own: `convert`, `finetune`, `export`. Each network runs in the same interleaved rounds as the unconverted one
-in its exact form, in float32 and in the lower precisions that this processor has; the sessions that were timed also
-classify 2,000 images of another seed, which trained, fitted, chose and calibrated nothing. A row a network goes into
-`benchmarks/results/convert_textures.jsonl`; `convert_textures_page.py` makes docs/convert.md of it.
+The network is a ViT on the images of `train/textures.py`, trained here if its checkpoint is missing
+(`train/vit_textures.py`). The commands are those of a user: `convert`, `finetune`, `export`. Each network is
+interleaved with the unconverted one, which runs exactly folded, in FP32 and in the lower precisions of this CPU. The
+timed sessions also classify 2,000 images of another seed, which no other step has used. Each network has a row in
+`benchmarks/results/convert_textures.jsonl`; `convert_textures_page.py` writes docs/convert.md from them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The section of docs/convert.md on the harder set, and its pictures, from the rows of `convert_textures.py`.
+"""Write the section of docs/convert.md on the harder dataset, and its pictures, from the rows of `convert_textures.py`.
 
     python benchmarks/convert_textures_page.py [--of ROWS.jsonl] [--page docs/convert.md]
 
-A picture a precision goes beside the page: hollow as converted, filled after training. With no rows it says so.
+There is one picture per precision, next to the page: hollow marks are converted networks, filled ones are trained
+afterwards. Without rows the section says that nothing was measured.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from repaconv.stages.report.tradeoff_plots import Point, curve_svg, pareto
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks/results/convert_textures.jsonl"
 MARK = "<!-- figures of benchmarks/convert_textures.py -->\n"
-NONE = "Not measured yet: `make bench-curve` writes this section.\n"
+NONE = "Not measured yet: `make bench-convert-textures` writes this section.\n"
 DROP = 0.01
 """Accuracy that may go where the fastest is told."""
 

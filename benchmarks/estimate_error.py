@@ -1,11 +1,11 @@
-"""How far `bench --estimate` is from `bench` of the same graph on this CPU, for all five methods.
+"""Error of `bench --estimate` against `bench` of the same graph on this CPU, for all five methods.
 
     python benchmarks/estimate_error.py [--batch 1 8] [--rounds 12] [--times 3] [-o result.json] [--page PAGE]
     python benchmarks/estimate_error.py --of result.json --page docs/estimate-accuracy.md     # only writes the page
 
-Published sizes with seeded weights, as `repaconv.export` writes them, float32, one thread of ONNX Runtime. Measurement
-and estimate take turns, so that both see the same machine: the estimate rests on what one large product, one read of
-memory and the smallest nodes reach then. A row has the median of the turns, with the least and the largest.
+Networks have published sizes and seeded weights, as `repaconv.export` writes them: FP32, one thread of ONNX Runtime.
+Measurement and estimate alternate, so that both run on the machine in the same state. The estimate is based on what one
+large matrix product, one read of memory and the smallest nodes reach then. A row has the median, minimum and maximum.
 """
 
 from __future__ import annotations

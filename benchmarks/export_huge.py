@@ -1,10 +1,10 @@
-"""What exporting a net above 2 GiB takes: a whole ViT-Huge, its weights in a file of their own.
+"""Time and memory of exporting a network above 2 GiB: ViT-Huge with its weights in a separate file.
 
     python benchmarks/export_huge.py [-o result.json]
 
-RePaViT of ViT-Huge with an idle ratio of 0.25, full size, seeded random weights: 2.3 GB folded. Each stage is a process
-of its own, imports included; GNU time gives its wall time and its largest resident set, in which the pages of mapped
-files count.
+The network is RePaViT of ViT-Huge with an idle ratio of 0.25 and seeded random weights: 2.3 GB after folding. Each
+stage is a process of its own, imports included. GNU time gives its wall time and its largest resident set, which
+includes the pages of mapped files.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a short training brings: networks trained on digits, converted or in an untrained training form, then finetuned.
+"""Accuracy after a short training: networks trained on digits, converted or given training branches, then finetuned.
 
     python benchmarks/finetune_digits.py [--only NAME ...] [-o result.json] [--page docs/finetune.md]
-    python benchmarks/finetune_digits.py --of result.json --page docs/finetune.md     # the page alone
+    python benchmarks/finetune_digits.py --of result.json --page docs/finetune.md     # only writes the page
 
-The vision transformer and its split are those of `convert_digits.py`, the PoolFormer is trained here as the teacher of
-`benchmarks/train/riformer.py` is. The commands are the user's own: `convert`, `finetune`, `fold`, `verify`. All are
-given the training images, without labels in the loss; accuracy is on 500 others, which no command saw before `verify`.
+The vision transformer and its split are those of `convert_digits.py`. The PoolFormer is trained here, like the teacher
+in `benchmarks/train/riformer.py`. The commands are those of a user: `convert`, `finetune`, `fold`, `verify`. All get
+the training images, and the loss uses no labels. Accuracy is on 500 other images, which no command before `verify` saw.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What a fixed batch size gains over a dynamic one, in a session that the runtime's own API loads.
+"""Speedup of a fixed batch size over a dynamic one, in a session that the runtime's own API loads.
 
     python benchmarks/fixed_batch_size.py [--rounds 60] [-o benchmarks/results/fixed_batch_size.json]
 
-OpenVINO and ONNX Runtime, float32, one thread, batch 1, interleaved: networks of timm with seeded weights, as torch
-exports them and as `repaconv export` writes them. It needs timm and OpenVINO. Sessions get no sizes but those of the
-file, unlike in `repaconv bench`, which sets the batch size for both kinds of file. A result file keeps what it has of
-CPUs of other ISA levels.
+OpenVINO and ONNX Runtime, FP32, one thread, batch size 1, interleaved. Networks of timm have seeded weights, as torch
+exports them and as `repaconv export` writes them. timm and OpenVINO must be installed. Sessions get no sizes but those
+in the file; `repaconv bench` would set the batch size for both. Results of CPUs of other ISA levels stay in the file.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What folding a large checkpoint costs, against reading and writing the file.
+"""Time and memory of folding a large checkpoint, compared with reading and writing the file.
 
     python benchmarks/fold_large.py [--rounds 5] [-o result.json]
 
-RePaViT of ViT-Large and ViT-Huge, idle ratio 0.75, full size, seeded random weights with the statistics of a training,
-in the official container. Interleaved, whole processes, imports included:
+RePaViT of ViT-Large and ViT-Huge, idle ratio 0.75, with seeded random weights whose statistics are those of trained
+ones, in the official container. Whole processes are interleaved, imports included:
 
 - copy: torch.load of the checkpoint, safetensors' save_file of its weights, fsync;
-- fold: `repaconv fold`, certificate and hashes included.
+- fold: `repaconv fold`, with verification and hashes.
 
-GNU time measures both: wall time, and the largest resident set, in which the pages of the mapped file count.
+GNU time measures the wall time and the largest resident set of both, which includes the pages of the mapped file.
 """
 
 from __future__ import annotations

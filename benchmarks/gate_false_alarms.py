@@ -1,8 +1,8 @@
-"""How often the gate fails on sound models: fold, export, verify of seeded random nets of all five methods.
+"""False alarms of the gate on sound models: fold, export and verify of seeded random networks of all five methods.
 
     python benchmarks/gate_false_alarms.py [--runs 1000] [-o result.json]
 
-Every run is a new checkpoint and new images, in turn over the methods and their small architectures. Two processes,
+Every run has a new checkpoint and new images; methods and their small architectures alternate. Two processes run, with
 one thread each.
 """
 

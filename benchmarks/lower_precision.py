@@ -1,12 +1,12 @@
-"""Lower precision: what int8 and bf16 keep of trained nets, and how many times as fast they make large ones.
+"""Accuracy of INT8 and BF16 on trained networks, and their speedup on large ones.
 
     python benchmarks/lower_precision.py [--rounds 40] [--only agreement|speed] [-o result.json]
 
-Agreement: the five models that benchmarks/train made, folded; int8 under ONNX Runtime, its ranges measured on images of
-the training split, and bfloat16 under OpenVINO, both against the float64 training form on the 500 images held out.
-Speed: folded nets of ViT-B's shape with seeded weights, 224 pixels, batch 1, one thread, each pair interleaved by
-bench: int8 against float32 under ONNX Runtime, and OpenVINO's bfloat16 against float32 under both. Rows have bfloat16
-on CPUs that compute in it (AVX512-BF16, AMX).
+Agreement: the five models trained by benchmarks/train, folded. INT8 on ONNX Runtime is calibrated on images of the
+training split. INT8, and BF16 on OpenVINO, are compared with the float64 training-time network on 500 held-out images.
+Speed: folded networks of ViT-B's size with seeded weights, 224 pixels, batch size 1, one thread, each pair interleaved
+by `bench`: INT8 against FP32 on ONNX Runtime, and BF16 on OpenVINO against FP32 on both runtimes. BF16 is measured on
+CPUs that compute in it (AVX512-BF16, AMX).
 """
 
 from __future__ import annotations

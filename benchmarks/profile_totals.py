@@ -1,8 +1,8 @@
-"""Whether a profile tells the truth: the sum over its nodes against the latency that was measured without a profiler.
+"""Accuracy of profiles: the sum over a profile's nodes against the latency measured without a profiler.
 
     python benchmarks/profile_totals.py [-o result.json]
 
-Published sizes of the five methods with seeded weights, float32, batch 1, one thread.
+Published sizes of the five methods with seeded weights, FP32, batch size 1, one thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Run the recipes that come along, as far as their weights can be made here.
+"""Run the recipes that are installed with repaconv, as far as their weights can be made here.
 
     python benchmarks/recipes.py [RECIPE ...]      # repavit/digits is recipes/repavit/digits.toml
 
-Trained networks run as they lie. Of each method the smallest network of a paper gets seeded weights, as do a network of
-timm and a folder of transformers where these are installed: what is proved of them is the fold, no accuracy.
+Trained networks are used as they are. The smallest network of each paper gets seeded weights, and so do a network of
+timm and a folder of transformers where these are installed. Of those, the run verifies the fold, not an accuracy.
 """
 
 from __future__ import annotations

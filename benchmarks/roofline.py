@@ -3,9 +3,9 @@
     make bench-roofline [ROWS="riformer-s12"] [MODELS="a.onnx b.onnx"]
     PYTHONPATH=benchmarks python benchmarks/roofline.py [--rows NAME ...] [--models FILE ...] [--prepare] [--page]
 
-Rows are the published sizes of `peers/nets.py` with seeded weights, folded, in the default preset of each runtime, in
-FP32 and in INT8; and any ONNX file. Each is what `repaconv bench --profile` says of it, on one thread at batch 1. A row
-that was measured on this CPU in this form is not measured again, unless --again. --prepare only exports.
+Rows are the published sizes of `competing_toolchains/method_networks.py` with seeded weights, folded, in the default
+preset of each runtime, in FP32 and in INT8; and any ONNX file. Each row is what `repaconv bench --profile` reports, on
+one thread at batch size 1. A row that this CPU has already is measured again only with --again. --prepare only exports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from peers.nets import NETS, Net
+from competing_toolchains.method_networks import NETS, Net
 
 import repaconv
 from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key

@@ -1,10 +1,10 @@
-"""What rewrites of operators with slow kernels gain: six layers with an activation, the rewrite or not.
+"""Speedup of the rewrites of operators with slow kernels: six layers with an activation, with and without the rewrite.
 
     python benchmarks/slow_onnxruntime_kernels.py [--rounds 60] [-o benchmarks/results/slow_onnxruntime_kernels.json]
 
-ONNX Runtime, float32, one thread, batch 1, interleaved: 3x3 convolutions of all channels, or 1x1 convolutions with
-depthwise ones between them. A cubic Resize doubles height and width after each of two 3x3 convolutions. A file keeps
-what it has of processors of other families.
+ONNX Runtime, FP32, one thread, batch size 1, interleaved: 3x3 convolutions over all channels, or 1x1 convolutions with
+depthwise ones between them. A cubic Resize doubles height and width after each of two 3x3 convolutions. Results of CPUs
+of other ISA levels stay in the result file.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Networks of every task but classification, as users have them: detection, segmentation, restoration, text, keypoints,
-depth, embedding.
+"""Networks of every task but classification: detection, segmentation, restoration, text, keypoints, depth, embedding.
 
-They are those of Ultralytics, torchvision, transformers, segmentation-models-pytorch, timm, spandrel, docTR and
-RapidOCR, which are installed beside repaconv. Weights are random (those of RapidOCR are trained ones of PP-OCR), and
-BatchNorm statistics are those of noise, varied. ``--arch task_networks.py:NAME`` builds each.
+They come from Ultralytics, torchvision, transformers, segmentation-models-pytorch, timm, spandrel, docTR and RapidOCR,
+which must be installed. Weights are random (those of RapidOCR are PP-OCR's trained ones); BatchNorm has varied
+statistics. ``--arch task_networks.py:NAME`` builds each.
 """
 
 from __future__ import annotations

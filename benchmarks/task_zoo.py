@@ -1,15 +1,15 @@
-"""Networks of every other task than classification: all three doors, `verify` on five seeds each, exports, and speed.
+"""Networks of every task but classification: three ways to fold, `verify` on five seeds each, exports, and speed.
 
     python benchmarks/task_zoo.py [--seconds N] [--pairs | --speed] [NAME ...]
 
 The networks are those of `task_networks.py`. Each is folded by `fold model.onnx`, by `fold --arch` and by
-`repaconv.fold(module)`, in a process of its own for each; the first two are verified on five seeds and exported, the
-last is compared with the module on five seeds and exported by PyTorch. A row for each goes to
-`benchmarks/results/task_networks.jsonl`; those that have one are left out, so that an interrupted run resumes.
+`repaconv.fold(module)`, each in a process of its own. The first two are verified on five seeds and exported; the third
+is compared with the module on five seeds and exported by PyTorch. Rows go to `benchmarks/results/task_networks.jsonl`;
+networks that have one are skipped, so that an interrupted run resumes.
 
-``--speed`` measures instead (`benchmarks/results/task_speed.jsonl`), at the size of image that users have: the
-exported graph next to the original graph through onnxsim, both on ONNX Runtime, and next to the original graph, both on
-OpenVINO; interleaved, one thread. ``--pairs`` makes these graphs beforehand.
+``--speed`` measures instead (`benchmarks/results/task_speed.jsonl`), at an image size that users have: the exported
+graph against the original simplified by onnxsim, both on ONNX Runtime, and against the original, both on OpenVINO;
+interleaved, one thread. ``--pairs`` makes these graphs beforehand.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a stream for every core gets through beside one stream, and how far this machine's cores let it.
+"""Throughput of one stream per core compared with one stream, and the limit that this machine's cores set.
 
     PYTHONPATH=benchmarks python benchmarks/throughput.py [--nets NAME ...] [--page PAGE.md] [-o result.json]
 
-Of every network, as `export` writes it for a runtime of x86-64 and called with one image: `bench --objective
-throughput`. Beside it, what the cores leave possible: the same graph in a process of its own on each core, against one
-such process alone, by turns. What is missing to the number of cores there, no runtime can give back.
+Each network, as `export` writes it for an x86-64 runtime, runs `bench --objective throughput` with batch size 1. The
+limit of the cores is measured with the same graph in a process per core against one such process alone, alternating.
+What these processes lack to the number of cores, no runtime can reach.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from family_forms import TARGETS, opened
-from peers.nets import NETS
+from competing_toolchains.method_networks import NETS
+from preset_speed import TARGETS, opened
 
 import repaconv
 from repaconv.benchmark.latency_statistics import ratio

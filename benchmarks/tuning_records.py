@@ -1,4 +1,4 @@
-"""The speedups from which `tune` starts: measured ones, from `benchmarks/results`, by CPU ISA level.
+"""Write the speedups from which `tune` starts: measured ones, from `benchmarks/results`, by CPU ISA level.
 
     python benchmarks/tuning_records.py            # writes repaconv/stages/tune/recorded_speedups.json
     python benchmarks/tuning_records.py --errors   # how well each network is predicted from the others
@@ -17,27 +17,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import page
+from competing_toolchains import docs_page
 
 from repaconv.core.files import canonical_json
 from repaconv.stages.tune.speed_prediction import RECORDS, Observation, Predictor, shipped_records
 
 ROOT = Path(__file__).resolve().parents[1]
-PEERS = ROOT / "benchmarks/results/deploy_peers.jsonl"
+PEERS = ROOT / "benchmarks/results/competing_toolchains_methods.jsonl"
 DEFAULT = "ours, default form"
 MMACS = {
     "repavit-digits": 3.1, "nondeep-digits": 3.0, "riformer-digits": 3.2, "dwconv-digits": 4.4, "pyra-digits": 4.0,
     "repavit-deit-tiny-0.75": 767, "repavit-deit-base-0.75": 9955, "nondeep-6x2-value-sum": 672,
     "nondeep-6x2-output-sum": 789, "riformer-s12": 1812, "pyra-vit-base-low": 8711, "dwconv-vit-large-12": 42004,
 }  # fmt: skip
-"""Millions of multiply-accumulates per image of the default preset (benchmarks/results/deploy_forms.json)."""
+"""Millions of multiply-accumulates per image of the default preset (benchmarks/results/manual_baseline_speed.json)."""
 FIELDS = ("runtime", "precision", "quantizer", "rewrites", "settings")
 
 
 def records() -> dict[str, list[dict[str, Any]]]:
     """Networks by ISA level, each with its measured configurations; of a network's rows on one machine the last."""
     lines = PEERS.read_text().splitlines()
-    rows = {page.key(row): row for row in map(json.loads, lines) if (row["batch"], row["threads"]) == (1, 1)}
+    rows = {docs_page.key(row): row for row in map(json.loads, lines) if (row["batch"], row["threads"]) == (1, 1)}
     found = defaultdict(list)
     for key, row in rows.items():
         machine = row["machine"]
@@ -94,7 +94,10 @@ def main() -> None:
     if parser.parse_args().errors:
         errors()
         return
-    source, networks = "benchmarks/results/deploy_peers.jsonl, by benchmarks/tuning_records.py", records()
+    source, networks = (
+        "benchmarks/results/competing_toolchains_methods.jsonl, by benchmarks/tuning_records.py",
+        records(),
+    )
     RECORDS.write_text(canonical_json({"source": source, "networks": networks}))
     print(f"{sum(map(len, networks.values()))} networks, {RECORDS.stat().st_size / 1024:.0f} KiB")
 

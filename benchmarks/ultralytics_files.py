@@ -1,14 +1,14 @@
-"""Checkpoints of Ultralytics and other pickled modules: what `fold` makes of them, against the package's own.
+"""Checkpoints of Ultralytics and other pickled modules: compare what `fold` reads and exports with the package's own.
 
     python benchmarks/ultralytics_files.py [--versions FOLDER] [--seconds N] [NAME ...]
 
-Files are written by the package as its trainer writes them: half precision, random weights, BatchNorm statistics of
-noise, varied; also by other versions of the package, each installed into a FOLDER (``pip install --no-deps --target``).
-Each file is read in a process of its own that records what runs: nothing of the package may be imported while `inspect`
-reads it, and nothing in the file may run. Compared are the names and values of all weights with those that the package
-loads, the outputs of the built network in float64 with those of the package's network (as it is, and with the float32
-attributes that ONNX has, such as eps), and the outputs of `export` and of `yolo export` under ONNX Runtime with it.
-A row per file goes to `benchmarks/results/ultralytics_files.jsonl`; files that have one are left out.
+The package writes the files as its trainer does: half precision, random weights, varied BatchNorm statistics. Other
+versions of the package write some, too, each installed into a FOLDER (``pip install --no-deps --target``). Each file is
+read in a process of its own that records what runs: while `inspect` reads it, nothing of the package may be imported,
+and nothing in the file may run. The names and values of all weights are compared with those that the package loads, and
+the outputs of the built network in float64 with those of the package's network (once with its own float32 attributes
+such as eps, as ONNX has them). The outputs of `export` and of `yolo export` on ONNX Runtime are compared with it, too.
+Rows go to `benchmarks/results/ultralytics_files.jsonl`; files that have one are skipped.
 """
 
 from __future__ import annotations

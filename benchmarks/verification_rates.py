@@ -1,12 +1,12 @@
-"""How often the verification of a graph fold is wrong: false alarms on sound folds, and faults that it misses, by size.
+"""False alarms of the verification of graph folds on sound folds, and the planted faults that it misses, by size.
 
     python benchmarks/verification_rates.py [--networks 1000] [-o result.json]
 
-Seeded random networks of four kinds in turn: well conditioned; a difference of large numbers; probabilities near zero;
-a normalization of almost equal values. Each is folded and verified as `fold model.onnx` does it. Then a fault is
-planted: one bias is changed by a share of itself, in the graph that the fold starts from (so that the fold is another
-function), or in the folded graph alone (so that it is written down wrong). For every sound network, the ratios that the
-constants of `repaconv.verification.rounding` stand for are measured, too.
+Seeded random networks of four kinds alternate: well conditioned; a difference of large numbers; probabilities near
+zero; a normalization of almost equal values. Each is folded and verified as `fold model.onnx` does. Then one bias is
+changed by a share of itself: in the graph from which the fold starts (so that the fold is another function), or in the
+folded graph alone (so that it is written wrongly). For every sound network, the ratios that the constants of
+`repaconv.verification.rounding` bound are measured, too.
 """
 
 from __future__ import annotations

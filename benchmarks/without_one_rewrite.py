@@ -1,12 +1,12 @@
-"""What one rewrite of a target's default preset gains, on networks of timm and of `peers`, in each precision.
+"""Speedup of one rewrite of a target's default preset, on networks of timm and of `competing_toolchains`.
 
     PYTHONPATH=benchmarks python benchmarks/without_one_rewrite.py REWRITE [--target x86-64-openvino] [--nets NAME ...]
         [--rounds 60] [-o benchmarks/results/without_one_rewrite.json]
 
 The folded network in the default preset of this CPU, and in the same preset without the rewrite, interleaved in one
-run: one thread, batch 1, seeded weights. A network that the rewrite does not change is left out. With
-``ONEDNN_MAX_CPU_ISA=AVX2`` OpenVINO uses its kernels for AVX2, and the result says so. A result file keeps what it has
-of other rewrites, networks and ISA levels.
+run in each precision: one thread, batch size 1, seeded weights. A network that the rewrite does not change is skipped.
+With ``ONEDNN_MAX_CPU_ISA=AVX2`` OpenVINO uses its kernels for AVX2, and the result records it. Results of other
+rewrites, networks and ISA levels stay in the result file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import onnx
 import torch
-from peers import original_networks
+from competing_toolchains import arbitrary_networks
 from zoo_networks import drawn, load_torchvision
 
 import repaconv
@@ -44,10 +44,10 @@ NETWORKS = (
 
 
 def network(name: str) -> tuple[torch.nn.Module, tuple[int, ...]]:
-    """A network of `peers`, else of timm, and the shape of an image."""
+    """A network of `competing_toolchains`, else of timm, and the shape of an image."""
     import timm
 
-    for each in original_networks.NETWORKS:
+    for each in arbitrary_networks.NETWORKS:
         if each.name == name and each.build is not None:
             return each.build().eval().requires_grad_(False), each.shape
     module = timm.create_model(name).eval().requires_grad_(False)

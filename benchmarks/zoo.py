@@ -1,13 +1,13 @@
-"""What `repaconv fold model.onnx` does to every kind of network: exactness, sizes, its own time, and speed.
+"""What `repaconv fold model.onnx` does to every kind of network: exactness, sizes, CPU time, and speed.
 
     python benchmarks/zoo.py [--seconds N] [--pairs | --speed | --cost] [NAME ...]
 
-Every network is exported, folded and simplified in a process of its own, by the commands that a user types; a line for
-each is appended to `benchmarks/results/zoo.jsonl`, and those that have one are left out, so that it goes on where it
-was stopped. ``--speed`` measures instead (`benchmarks/results/zoo_speed.jsonl`): the folded graph in its target's form
-beside the same graph through onnxsim, interleaved, one thread; it wants a quiet machine. Its rows are a processor
-family's, and what is measured on one is measured on another all the same. ``--cost`` measures what both commands take
-(`benchmarks/results/zoo_cost.jsonl`), in turn, since their CPU time depends on what else the machine does.
+Every network is exported, folded and simplified in a process of its own, by the commands that a user types. Rows go to
+`benchmarks/results/zoo.jsonl`; networks that have one are skipped, so that an interrupted run resumes. ``--speed``
+measures instead (`benchmarks/results/zoo_speed.jsonl`): the folded graph in its target's default preset against the
+same graph simplified by onnxsim, interleaved, one thread, one row per CPU ISA level; run it on a quiet machine.
+``--cost`` measures the CPU time of `fold` and of onnxsim (`benchmarks/results/zoo_cost.jsonl`), in turn, because it
+depends on what else the machine does.
 """
 
 from __future__ import annotations

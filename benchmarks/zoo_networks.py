@@ -1,8 +1,8 @@
-"""The networks of the zoo: every family of timm, and what is known of torchvision and transformers, weights drawn.
+"""The networks of the zoo: every family of timm, and some of torchvision and transformers, with random weights.
 
-timm's are the smallest of every kind of name in every module of it, by the index of published networks; transformers'
-are cut down to a few narrow layers. Weights are their own initialisations; what stands at one number there (statistics,
-affines, scales of layers, biases) is drawn around it, so that nothing folds because it is trivial.
+From each module of timm, the smallest network of every kind of name is taken, by the index of published networks.
+Networks of transformers are reduced to a few narrow layers. Weights have their own initialization. What that sets to a
+constant (statistics, affines, layer scales, biases) is randomized around it, so that no fold is trivial.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page of the docs on the zoo, from its results: `python benchmarks/zoo_table.py` writes docs/zoo.md."""
+"""Write docs/zoo.md from the results of `zoo.py`: `python benchmarks/zoo_table.py`."""
 
 from __future__ import annotations
 

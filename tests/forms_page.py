@@ -57,7 +57,7 @@ AVX-512.
 | `winograd`, by `tune` | 1.04 to 1.4; a chain of convolutions up to 1.9 | 3x3 convolutions, 48 channels or more |
 | `whole-blocks`, `whole-groups`, `gate-as-image`, `conv-each` | 1.04 to 3.2; AVX-512: 1.03 to 2.9 | odd channels |
 | the same | 1.3; up to 1.10; 1.02 | RexNet ([zoo](zoo.md)); squeeze-and-excitation; CSP networks |
-| groups of 2 to 8 channels | 1.1 to 1.4 | `benchmarks/results/odd_channels.json` |
+| groups of 2 to 8 channels | 1.1 to 1.4 | `benchmarks/results/channel_padding.json` |
 
 *Odd channels* are no multiple of 4, as after pruning. ONNX Runtime computes convolutions in blocks of channels: 8 with
 AVX2, 16 with AVX-512 (`whole-blocks-16`, `whole-groups-16`).
@@ -80,7 +80,7 @@ preset were not measured.
 
 ## What is faster on OpenVINO
 
-By OpenVINO's own clocks on an AMD EPYC (Zen 5); INT8 with BF16 for the remaining layers (`make bench-family`,
+By OpenVINO's own clocks on an AMD EPYC (Zen 5); INT8 with BF16 for the remaining layers (`make bench-presets`,
 those of layouts `make bench-rewrite`).
 
 | Rewrite | Speedup | Why |

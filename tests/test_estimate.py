@@ -11,7 +11,7 @@ import onnx
 import pytest
 from estimate_error import page
 from onnx import TensorProto, helper, numpy_helper
-from torch_beside import table as torch_table
+from pytorch_vs_onnxruntime import table as torch_table
 
 import repaconv as rc
 from repaconv.benchmark.latency_estimate import estimated, measured_limits, unknown
@@ -136,7 +136,7 @@ def test_the_page_of_the_docs_is_that_of_the_result():
 
 def test_torch_stands_beside_onnx_runtime_for_every_method():
     root = Path(__file__).parents[1]
-    result = json.loads((root / "benchmarks/results/torch_beside.json").read_text())
+    result = json.loads((root / "benchmarks/results/pytorch_vs_onnxruntime.json").read_text())
     assert {row["method"] for row in result["rows"]} == {"repavit", "nondeep", "riformer", "pyra", "dwconv"}
     assert {row["agreement"] for row in result["rows"]} == {"passed"}
     assert torch_table(result) in (root / "docs/benchmarks.md").read_text()

@@ -6,11 +6,11 @@ import copy
 import io
 import warnings
 
-import families
-import family_blocks as blocks
 import numpy as np
 import onnx
 import pytest
+import reparameterized_blocks as blocks
+import reparameterized_networks
 import torch
 from test_fold_onnx import graph, normal
 from test_live import same, trained
@@ -26,7 +26,7 @@ from repaconv.rewrites.fold.unfolded_linear_operators import BORDER, PADDED, unf
 from repaconv.torch_fold.traced_linear_maps import COMPUTED, PARALLEL
 from repaconv.verification.float64_graphs import Float64
 
-OWN = [name for name, family in families.FAMILIES.items() if family.source == "own writing"]
+OWN = [name for name, family in reparameterized_networks.FAMILIES.items() if family.source == "own writing"]
 
 
 def exported(module, shape, *, dynamo=False):
@@ -57,15 +57,17 @@ def kinds(model):
 
 @pytest.mark.parametrize("name", OWN)
 def test_own_blocks_come_to_what_their_own_conversion_leaves(name):
-    family, net = families.FAMILIES[name], families.network(name).double()
+    family, net = reparameterized_networks.FAMILIES[name], reparameterized_networks.network(name).double()
     for norm in net.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.eps = 2.0**-17  # a float32, as ONNX has it
     own, shape = blocks.deployed(net), (2, 3, *family.size)
-    assert families.apart(net, own, family.size) < 1e-12
+    assert reparameterized_networks.apart(net, own, family.size) < 1e-12
     wanted = kinds(exported(own, shape))
     after, _ = by_graph(net, shape, dynamo=name == "orepa")  # whose einsum the other does not write
-    assert families.counts(after)[0] == sum(kind in families.PRODUCTS for kind in wanted)
+    assert reparameterized_networks.counts(after)[0] == sum(
+        kind in reparameterized_networks.PRODUCTS for kind in wanted
+    )
     assert len(after.graph.node) <= len(wanted)
     folded = rc.fold(net, example=torch.randn(*shape, dtype=torch.float64))
     assert kinds(exported(folded, shape)) == wanted
@@ -317,9 +319,9 @@ def test_parts_that_a_concatenation_joins_again_leave_one_convolution_behind_it(
 
 
 def test_the_page_is_the_result():
-    assert families.page() == families.PAGE.read_text()
-    rows = families.known()
-    assert set(rows) == set(families.FAMILIES)
+    assert reparameterized_networks.page() == reparameterized_networks.PAGE.read_text()
+    rows = reparameterized_networks.known()
+    assert set(rows) == set(reparameterized_networks.FAMILIES)
     own = [row for row in rows.values() if "own" in row["trained"]]
     doors = ("graph", "arch", "module")
     assert all(row[door]["counts"][0] <= row["trained"]["own"][0] for row in own for door in doors)

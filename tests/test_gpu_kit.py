@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from gpu import kit, models, unpacking
-from gpu.judging import joined, judged, place_of, read
+from gpu import kit, kit_installer, models
 from gpu.plan import ANY, BATCHES, CASES, MADE, NETWORKS, OURS, TRAINING, steps
+from gpu.result_evaluation import joined, judged, place_of, read
 from gpu.session import canonical
 from gpu.steps import done as outcome_of
 from gpu.steps import measured
@@ -131,10 +131,10 @@ def test_pieces_arrive_alone_and_the_kit_says_what_it_lacks(made, tmp_path):
 
 
 def test_another_python_and_one_without_torch_are_told(monkeypatch):
-    assert "for Python 2.7, this is 3." in unpacking.lacks({"python": "2.7"})
+    assert "for Python 2.7, this is 3." in kit_installer.lacks({"python": "2.7"})
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    monkeypatch.setattr(unpacking.sys, "executable", "/bin/false")
-    assert "has no torch" in unpacking.lacks({"python": here})
+    monkeypatch.setattr(kit_installer.sys, "executable", "/bin/false")
+    assert "has no torch" in kit_installer.lacks({"python": here})
 
 
 # --- results ------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_graphs_by_hand_have_no_operator_in_a_type_that_onnx_does_not_allow(tmp_
     folder = tmp_path / "repavit-tiny"
     models.prepare("repavit-tiny", folder)
     images, right, _ = models.truth(folder)
-    for path in models.by_hand(folder, precision).values():
+    for path in models.manual_baseline(folder, precision).values():
         graph = onnx.load(path)
         onnx.shape_inference.infer_shapes(graph, check_type=True, strict_mode=True)
         session = load_onnx(runnable(graph, precision).SerializeToString())

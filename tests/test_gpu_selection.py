@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 from gpu import kit, session, target_presets
-from gpu.judging import joined, judged
 from gpu.plan import ANY, CASES, MADE, OFFICIAL, VANILLA, needs, steps
+from gpu.result_evaluation import joined, judged
 from gpu.step_selection import (
     PRESET,
     Cell,
@@ -126,7 +126,7 @@ def test_records_of_cpus_predict_a_preset_and_one_that_is_known_is_not_searched_
 
 
 def test_the_kit_carries_what_earlier_results_tell(tmp_path):
-    shutil.copy(kit.ROOT / "benchmarks/results/family_forms.json", tmp_path)
+    shutil.copy(kit.ROOT / "benchmarks/results/preset_speed.json", tmp_path)
     earlier = kit.earlier(tmp_path)
     known = [Known(Cell(*cell), gain) for cell, gain in json.loads(json.dumps(earlier["known"]))]
     assert {each.cell.over for each in known} == {OFFICIAL, PRESET}

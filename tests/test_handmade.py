@@ -8,16 +8,16 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
+import competing_toolchains.__main__ as competing_toolchains
 import numpy as np
-import peers.__main__ as peers
 import pytest
 import torch
+from competing_toolchains import docs_page, method_row
+from competing_toolchains.competitors import Contender
+from competing_toolchains.method_networks import NETS
 from conftest import TINY
-from deploy_table import markdown
-from handmade import dwconv, nondeep, pyra, repavit, riformer
-from peers import page, row
-from peers.by_hand import Contender
-from peers.nets import NETS
+from manual_baseline_tables import markdown
+from manual_baselines import dwconv, nondeep, pyra, repavit, riformer
 
 from repaconv import models
 from repaconv.checkpoints import read_checkpoint
@@ -90,14 +90,18 @@ def test_the_trained_nets_by_hand(method):
     training = form.module().double()
     training.load_state_dict(in_double(form.tensors))
     with torch.no_grad():
-        assert (net.by_hand(double)(held) - training(held)).abs().max() < 1e-10
+        assert (net.manual_baseline(double)(held) - training(held)).abs().max() < 1e-10
 
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_a_slower_row_says_what_its_search_found_of_the_fastest_competitors_runtime_and_nothing_else():
-    row = json.loads(json.dumps(next(each for each in peers.kept(peers.ORIGINALS) if each["kind"] == "fp32")))
+    row = json.loads(
+        json.dumps(
+            next(each for each in competing_toolchains.kept(competing_toolchains.ORIGINALS) if each["kind"] == "fp32")
+        )
+    )
     ours = row["exact"]["ours"]
     row["ways"][ours]["runtime"] = "onnxruntime"
     row["exact"] |= {"peer": "original, OpenVINO", "ratio": [0.9, 0.89, 0.91]}
@@ -109,14 +113,17 @@ def test_a_slower_row_says_what_its_search_found_of_the_fastest_competitors_runt
         "`tune` did not take openvino: its outputs differ.": {"left": "left: its outputs differ."},
     }
     row["tune"].pop("runtimes", None)
-    assert f"- {row['net']}: " not in page.written([], [row])
+    assert f"- {row['net']}: " not in docs_page.written([], [row])
     for told, of_openvino in reasons.items():
         row["tune"]["runtimes"] = {**found, "openvino": of_openvino}
-        assert f"- {row['net']}: {told}" in page.written([], [row])
+        assert f"- {row['net']}: {told}" in docs_page.written([], [row])
 
 
 def test_the_page_of_the_peers_shows_the_result():
-    written = page.written(peers.kept(peers.RESULT), peers.kept(peers.ORIGINALS))
+    written = docs_page.written(
+        competing_toolchains.kept(competing_toolchains.RESULT),
+        competing_toolchains.kept(competing_toolchains.ORIGINALS),
+    )
     assert written == (ROOT / "docs" / "competing-toolchains.md").read_text()
 
 
@@ -140,7 +147,7 @@ def test_original_networks_have_a_mean_of_all_and_the_slower_ones_by_name():
     rows = [original_row("quick", 1.21), original_row("slow", 0.9), original_row("quick", 2.0, "int8")]
     rows.append({name: value for name, value in original_row("slow", 0.9, "int8").items() if name != "tune"})
     rows[1]["tune"]["budget_s"] = 300.0
-    text = page.written([], rows)
+    text = docs_page.written([], rows)
     assert "| 12 s of 300 s |" in text
     assert "| quick | 64x32 | 1.00 OpenVINO | 1.00 onnxruntime | 1.210 (1.210 to 1.210) | 12 s |" in text
     assert "FP32: geometric mean over 2 networks **1.044x** of the fastest competitor; 1 below 0.98: slow." in text
@@ -163,8 +170,8 @@ def test_who_is_far_behind_in_a_first_look_is_loaded_no_more(tmp_path):
     everybody = [contender("original, ONNX Runtime", 0.002), contender("original, OpenVINO", 0.02)]
     everybody.append(contender("ours, tuned", 0.002))
     images = np.ones((4, 3, 2, 2), np.float32)
-    ready = row.Prepared(None, None, images, None, [2, 3])
-    found = row.interleaved(ready, row.Place(1, 1, 20, 0.0, 0.01), everybody, within=1.5)
+    ready = method_row.Prepared(None, None, images, None, [2, 3])
+    found = method_row.interleaved(ready, method_row.Place(1, 1, 20, 0.0, 0.01), everybody, within=1.5)
     assert loads.count("original, OpenVINO") == 1 < loads.count("original, ONNX Runtime")
     assert found["exact"]["peer"] == "original, ONNX Runtime"
     assert found["times_hand"]["original, OpenVINO"][0] < 0.3
@@ -172,17 +179,21 @@ def test_who_is_far_behind_in_a_first_look_is_loaded_no_more(tmp_path):
 
 
 def test_the_page_shows_the_result():
-    result = json.loads((ROOT / "benchmarks/results/deploy_forms.json").read_text())
+    result = json.loads((ROOT / "benchmarks/results/manual_baseline_speed.json").read_text())
     assert markdown(result) in (ROOT / "docs" / "benchmarks.md").read_text()
 
 
 def test_the_page_shows_what_tune_chose_next_to_the_best_of_ours():
     """On the Xeon with AMX, `tune` left RePaViT-Base at 4.68 where a configuration of ours reached 5.91."""
-    rows = [each for each in peers.kept(peers.RESULT) if each["machine"].get("family") == "amx"]
+    rows = [
+        each
+        for each in competing_toolchains.kept(competing_toolchains.RESULT)
+        if each["machine"].get("family") == "amx"
+    ]
     base = next(each for each in rows if each["net"] == "repavit-deit-base-0.75")
 
     def line(found):
-        return next(text for text in page.written([found]).splitlines() if text.startswith(f"| {found['net']}"))
+        return next(text for text in docs_page.written([found]).splitlines() if text.startswith(f"| {found['net']}"))
 
     assert "| 5.91 openvino int8 by onnxruntime-symmetric with bf16 |" in line(base)
     assert line(base).endswith("| 4.68 openvino int8 by onnxruntime-symmetric in 172 s |")

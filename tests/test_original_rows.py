@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
+import competing_toolchains.__main__ as competing_toolchains
 import numpy as np
 import onnx
-import peers.__main__ as peers
 import pytest
 import torch
+from competing_toolchains import arbitrary_network_row, docs_page
+from competing_toolchains.arbitrary_networks import Original, write_graph
+from competing_toolchains.method_row import EXACT, LOWER, Place
 from onnx import TensorProto, helper, numpy_helper
-from peers import original_row, page
-from peers.original_networks import Original, write_graph
-from peers.row import EXACT, LOWER, Place
 from torch import nn
 
 SHAPE = (3, 16, 16)
@@ -50,24 +50,24 @@ def shapes(path):
 def test_rows_of_eight_images_on_two_threads(network, tmp_path, monkeypatch):
     for name in ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"):  # which a row sets
         monkeypatch.setenv(name, str(tmp_path))
-    exact = original_row.measured_exact(network, PLACE, tmp_path, compiled=False)
+    exact = arbitrary_network_row.measured_exact(network, PLACE, tmp_path, compiled=False)
     assert shapes(tmp_path / "original.onnx") == [[8, *SHAPE], [8, 10]]
-    original_row.prepare_lower(network, PLACE, tmp_path, exact)
-    lower = original_row.measured_lower(network, PLACE, tmp_path)
+    arbitrary_network_row.prepare_lower(network, PLACE, tmp_path, exact)
+    lower = arbitrary_network_row.measured_lower(network, PLACE, tmp_path)
     for row in (exact, lower):
         assert (row["batch"], row["threads"]) == (8, 2)
         assert {(way["batch"], way["threads"]) for way in row["ways"].values()} == {(8, 2)}
-        assert f"{page.KIND}, ONNX Runtime" in row["times_hand"]
+        assert f"{docs_page.KIND}, ONNX Runtime" in row["times_hand"]
         assert all(np.isfinite(list(loss.values())).all() for loss in row["losses"].values())
         assert json.loads(json.dumps(row)) is not None  # as it is kept
     assert exact["losses"][EXACT]["max_rel_error"] < 1e-4
     assert any(name.startswith(LOWER) for name in lower["times_hand"])
-    text = page.written([], [exact, lower])
+    text = docs_page.written([], [exact, lower])
     assert "#### Batch 8, 2 threads" in text
     assert text.count("| small | 16x16 |") == 1  # FP32 and lower precision are one row
     single = {**exact, "batch": 1, "threads": 1}
-    assert page.key(single) != page.key(exact)
-    assert page.written([], [exact, lower, single]).count("| small | 16x16 |") == 2
+    assert docs_page.key(single) != docs_page.key(exact)
+    assert docs_page.written([], [exact, lower, single]).count("| small | 16x16 |") == 2
 
 
 def test_the_graph_of_a_module_has_the_batch_size_that_was_asked_for(tmp_path):
@@ -79,18 +79,18 @@ def test_the_graph_of_a_module_has_the_batch_size_that_was_asked_for(tmp_path):
 def test_each_batch_size_is_a_row_of_its_own(network, tmp_path, monkeypatch, capsys):
     """Rows are kept by batch size and threads: those of one image do not stand for those of eight."""
     asked = []
-    monkeypatch.setattr(peers, "NETWORKS", (network,))
-    monkeypatch.setattr(peers, "ORIGINALS", tmp_path / "rows.jsonl")
-    monkeypatch.setattr(peers, "WORK", tmp_path)
+    monkeypatch.setattr(competing_toolchains, "NETWORKS", (network,))
+    monkeypatch.setattr(competing_toolchains, "ORIGINALS", tmp_path / "rows.jsonl")
+    monkeypatch.setattr(competing_toolchains, "WORK", tmp_path)
 
     def prepared(_network, place, work, *, compiled):
         asked.append((place.batch, place.threads, work.name, compiled))
 
-    monkeypatch.setattr(original_row, "prepare_exact", prepared)
-    monkeypatch.setattr(sys, "argv", ["peers", "--originals", "--prepare", "--batch", "8", "--threads", "2"])
+    monkeypatch.setattr(arbitrary_network_row, "prepare_exact", prepared)
+    monkeypatch.setattr(sys, "argv", ["", "--originals", "--prepare", "--batch", "8", "--threads", "2"])
     before = torch.get_num_threads()
     try:
-        peers.main()
+        competing_toolchains.main()
     finally:
         torch.set_num_threads(before)
     assert asked == [(8, 2, "small-b8-t2", False)]
@@ -98,17 +98,20 @@ def test_each_batch_size_is_a_row_of_its_own(network, tmp_path, monkeypatch, cap
 
 
 def test_rows_go_into_the_file_that_was_named_and_no_page_is_written(network, tmp_path, monkeypatch):
-    committed, page_before = peers.ORIGINALS.read_bytes(), (peers.ROOT / "docs/competing-toolchains.md").read_bytes()
+    committed, page_before = (
+        competing_toolchains.ORIGINALS.read_bytes(),
+        (competing_toolchains.ROOT / "docs/competing-toolchains.md").read_bytes(),
+    )
     recorded = json.loads(committed.splitlines()[0])
-    monkeypatch.setattr(peers, "NETWORKS", (network,))
-    monkeypatch.setattr(peers, "WORK", tmp_path)
-    monkeypatch.setattr(original_row, "measured_exact", lambda *_, **__: recorded)
-    monkeypatch.setattr(sys, "argv", ["peers", "--originals", "-o", str(tmp_path / "new" / "rows.jsonl")])
+    monkeypatch.setattr(competing_toolchains, "NETWORKS", (network,))
+    monkeypatch.setattr(competing_toolchains, "WORK", tmp_path)
+    monkeypatch.setattr(arbitrary_network_row, "measured_exact", lambda *_, **__: recorded)
+    monkeypatch.setattr(sys, "argv", ["", "--originals", "-o", str(tmp_path / "new" / "rows.jsonl")])
     before = torch.get_num_threads()
     try:
-        peers.main()
+        competing_toolchains.main()
     finally:
         torch.set_num_threads(before)
-    assert peers.kept(tmp_path / "new" / "rows.jsonl") == [recorded]
-    assert peers.ORIGINALS.read_bytes() == committed
-    assert (peers.ROOT / "docs/competing-toolchains.md").read_bytes() == page_before
+    assert competing_toolchains.kept(tmp_path / "new" / "rows.jsonl") == [recorded]
+    assert competing_toolchains.ORIGINALS.read_bytes() == committed
+    assert (competing_toolchains.ROOT / "docs/competing-toolchains.md").read_bytes() == page_before

@@ -65,7 +65,7 @@ def test_help_of_a_script_is_its_docstring_and_does_nothing_else():
     benchmarks, tests = structure.ROOT / "benchmarks", structure.ROOT / "tests"
     by_hand = [tests / name for name in ("arm.py", "docker_steps.py", "golden.py", "gpu_bare.py")]
     scripts = {*benchmarks.rglob("*.py"), *(tests / "torture").glob("*.py"), *by_hand}
-    started_by_scripts = {benchmarks / "gpu/steps.py", benchmarks / "peers/by_nncf.py"}
+    started_by_scripts = {benchmarks / "gpu/steps.py", benchmarks / "competing_toolchains/nncf_process.py"}
     silent = [
         path.name
         for path in sorted(scripts - started_by_scripts - {benchmarks / "task_zoo.py"})  # which parses as zoo.py does

@@ -831,13 +831,13 @@ def test_unusual_graphs_are_valid_in_lower_precision(name, precision):
 
 
 def test_the_experiment_on_which_the_limits_rest_runs():
-    """`make bench-noise` on one of its networks: sound graphs of each precision, and broken INT8."""
-    import precision_noise
+    """`make bench-precision-tolerances` on one of its networks: sound graphs of each precision, and broken INT8."""
+    import lower_precision_tolerances
 
     np.savez("few.npz", input=np.load(models.HELD_OUT)["input"][:16])
     images = npz_inputs(Path("few.npz"))
-    net = precision_noise._net("repavit, trained", models.checkpoint("repavit"), {}, images, images)
-    rows = {(row["precision"], row["way"]): row for row in precision_noise.rows_of(net)}
+    net = lower_precision_tolerances._net("repavit, trained", models.checkpoint("repavit"), {}, images, images)
+    rows = {(row["precision"], row["way"]): row for row in lower_precision_tolerances.rows_of(net)}
     assert len(rows) == 8
     assert all(row["images"] == 16 for row in rows.values())
     assert rows["fp16", "sound"]["norm_error"] < rows["int8", "sound"]["norm_error"]

@@ -929,11 +929,11 @@ def test_the_page_has_the_limits_of_the_code():
 
 
 def test_the_page_has_the_rows_of_the_experiment_and_these_have_the_verdicts_of_todays_limits():
-    """`make bench-task-noise`: what it measured stays, and a limit that moves changes what became of it."""
+    """`make bench-task-tolerances`: what it measured stays, and a limit that moves changes what became of it."""
     kinds = {"detector": "detect", "segmenter": "segment", "upscaler": "restore", "depth": "depth"}
     kinds |= {"heatmaps": "keypoints", "poser": "keypoints", "embedder": "embed", "recognizer": "recognize"}
     titles = {"upscaler": "super-resolution", "poser": "poses", "embedder": "embeddings", "recognizer": "text"}
-    known, lines = {}, (SHAPES.parents[1] / "results" / "task_noise.jsonl").read_text().splitlines()
+    known, lines = {}, (SHAPES.parents[1] / "results" / "task_tolerances.jsonl").read_text().splitlines()
     for row in map(json.loads, lines):
         kind, _, trained = row["net"].partition(", ")
         low = row["type"].partition(",")[0].replace("fp32", "fp16")

@@ -4,10 +4,10 @@
     python tests/tune_replay.py amx repavit 10.9     # what one search measures, in its order
 
 Every row of the table of competing toolchains is a network whose runtimes, precisions, quantizers and settings were
-measured (`benchmarks/results/deploy_peers.jsonl`). The real search and the real journal run on it with a clock that
-moves by what writing, quantizing, loading and running is known to cost, with noise in costs and speedups. Effects of
-single rewrites are drawn, in the size that measured ones have. What is known of a network itself is withheld from the
-search: its predictions come from other networks.
+measured (`benchmarks/results/competing_toolchains_methods.jsonl`). The real search and the real journal run on it with
+a clock that moves by what writing, quantizing, loading and running is known to cost, with noise in costs and speedups.
+Effects of single rewrites are random, in the size that measured ones have. What is known of a network itself is
+withheld from the search: its predictions come from other networks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from repaconv.stages.tune.search import Trial, search
 from repaconv.stages.tune.speed_measurements import MeasurementLog, Timing
 from repaconv.stages.tune.speed_prediction import Observation, shipped_records
 
-RECORDED = Path(__file__).resolve().parents[1] / "benchmarks/results/deploy_peers.jsonl"
+RECORDED = Path(__file__).resolve().parents[1] / "benchmarks/results/competing_toolchains_methods.jsonl"
 DEFAULT, EXACT, LOWER = "ours, default form", "ours, tuned", "ours, within 0.5%"
 ALLOWED = 0.005
 OTHERS = 5

@@ -80,7 +80,7 @@ def _opened(step: Step, path: Path, folder: Path) -> dict[str, Any]:
 
 def _other_models(step: Step, folder: Path, shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     """The official form and the vanilla network as engines of the same batches, or why there is none."""
-    from gpu.models import by_hand
+    from gpu.models import manual_baseline
     from repaconv.engines.contract import BuildSpec, SessionSpec
     from repaconv.graph.onnx_files import read_graph
     from repaconv.stages.shared.target_lookup import load_target
@@ -89,7 +89,7 @@ def _other_models(step: Step, folder: Path, shape: tuple[int, ...]) -> Iterator[
     runtime, precision = runtime_of(step), step.given["precision"]
     capability = load_target(step.given["target"]).compute_capability
     sizes = tuple((batch, *shape) for batch in (BATCHES[0], BATCHES[0], BATCHES[-1]))  # as `repaconv.build` has it
-    for name, graph in by_hand(folder, precision).items():
+    for name, graph in manual_baseline(folder, precision).items():
         shapes = {read_graph(graph).graph.input[0].name: sizes}
         order = BuildSpec(graph, precision, (capability,) if capability else (), shapes if capability else {})
         try:

@@ -147,7 +147,7 @@ def script(bundles: Mapping[str, Mapping[str, str]], python: str) -> tuple[str, 
         "earlier": earlier(),
     }
     known["id"] = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
-    body = (Path(__file__).parent / "unpacking.py").read_text()
+    body = (Path(__file__).parent / "kit_installer.py").read_text()
     body = body.replace("KIT = {}", f"KIT = json.loads({json.dumps(json.dumps(known))})")
     head = '#!/bin/sh\n# See the words below. PYTHON=python3.12 names another Python.\nKIT_FOLDER=$(dirname "$0")\n'
     call = 'export KIT_FOLDER\nexec "${PYTHON:-python3}" - "$@" <<\'END_OF_KIT\'\n'
@@ -160,7 +160,7 @@ def earlier(results: Path = ROOT / "benchmarks/results") -> dict[str, Any]:
     from gpu.step_selection import PRESET, Cell, Known, known_of
 
     known, seconds = [], {}
-    for row in json.loads((results / "family_forms.json").read_text())["rows"]:
+    for row in json.loads((results / "preset_speed.json").read_text())["rows"]:
         times, method = row["times_hand"], row["net"].partition("-")[0]
         for target, runtime in (("x86-64", "onnxruntime"), ("x86-64-openvino", "openvino")):
             ours, plain = times.get(f"default, {runtime}"), times[f"safest, {runtime}"]
@@ -178,7 +178,12 @@ def earlier(results: Path = ROOT / "benchmarks/results") -> dict[str, Any]:
 def benchmarks() -> dict[str, Path]:
     """The files of this folder that a session needs."""
     here = ROOT / "benchmarks"
-    files = [*here.glob("gpu/*.py"), *here.glob("handmade/*.py"), here / "deploy_models.py", here / "zoo_networks.py"]
+    files = [
+        *here.glob("gpu/*.py"),
+        *here.glob("manual_baselines/*.py"),
+        here / "manual_baseline_models.py",
+        here / "zoo_networks.py",
+    ]
     return {f"benchmarks/{file.relative_to(here)}": file for file in files}
 
 

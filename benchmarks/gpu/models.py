@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from deploy_models import MODELS, Model
-from handmade import dwconv, nondeep, repavit, vanilla
+from manual_baseline_models import MODELS, Model
+from manual_baselines import dwconv, nondeep, repavit, vanilla
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -165,14 +165,14 @@ def graphs(folder: Path, target: str, precision: str) -> dict[str, Any]:
     """Every form but the training one as an ONNX graph of any batch, typed in that precision."""
     exported = repaconv.export(folder / "run", target=target, precision=precision)
     taken = run_folder.find_run(folder / "run")
-    written = {OURS: run_folder.onnx_model_of(taken, exported), **by_hand(folder, precision)}
+    written = {OURS: run_folder.onnx_model_of(taken, exported), **manual_baseline(folder, precision)}
     (folder / f"graphs.{precision}.json").write_text(json.dumps({name: str(path) for name, path in written.items()}))
     return {"verdict": exported.verdict}
 
 
-def by_hand(folder: Path, precision: str) -> dict[str, Path]:
+def manual_baseline(folder: Path, precision: str) -> dict[str, Path]:
     """The official form and the vanilla network as graphs, written where they are not there yet."""
-    from handmade import pipeline
+    from manual_baselines import export_and_session
 
     written = {}
     for name, file in ((OFFICIAL, "official.pt"), (VANILLA, "vanilla.pt")):
@@ -183,7 +183,7 @@ def by_hand(folder: Path, precision: str) -> dict[str, Path]:
             module = torch.load(folder / file, weights_only=False)
             typed = In(module, torch.float16) if precision == "fp16" else module
             part = written[name].with_suffix(".part")  # a step may be ended in the middle of it
-            pipeline.export(typed, (2, *truth(folder)[0].shape[1:]), part, free_batch=True)
+            export_and_session.export(typed, (2, *truth(folder)[0].shape[1:]), part, free_batch=True)
             if precision == "bf16":  # torch's own would have a Conv of a type that ONNX does not allow
                 onnx.save(to_bf16(onnx.load(part)), part)
             part.replace(written[name])

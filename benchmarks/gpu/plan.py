@@ -20,7 +20,7 @@ class Case(NamedTuple):
 
     Attributes:
         method: Its method.
-        size: Of `deploy_models`.
+        size: Of `manual_baseline_models`.
         batch: Images a call; halved where the GPU's memory does not hold them.
         claim: What the paper says.
         note: Which of that size.

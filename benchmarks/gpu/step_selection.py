@@ -30,8 +30,8 @@ Outcome = Mapping[str, Any]
 PRESET = "preset"
 
 # Standard deviations of the logarithm of a speedup, by what two numbers have in common. Those of methods, networks and
-# devices are from CPUs (benchmarks/results/family_forms.json, deploy_forms.json). That of the kind of device is from
-# the papers: their speedups on GPUs and ours on CPUs differ by 0.06 to 0.16. The others are assumed.
+# devices are from CPUs (benchmarks/results/preset_speed.json, manual_baseline_speed.json). That of the kind of device
+# is from the papers: their speedups on GPUs and ours on CPUs differ by 0.06 to 0.16. The others are assumed.
 METHOD, MODEL, KIND, DEVICE, RUNTIME, PRECISION, OWN = 0.3, 0.05, 0.12, 0.05, 0.08, 0.08, 0.04
 OF_PRESETS = 0.3
 """The same of a preset's speedup over the default one, relative to these; on CPUs it is 1.00 to 1.07."""

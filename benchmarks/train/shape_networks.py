@@ -2,7 +2,7 @@
 
     python benchmarks/train/shape_networks.py [-o DIR] [--steps 600] [--seed 0]
 
-trains all of them in some minutes on one CPU core and writes DIR/<kind>.pth. benchmarks/task_noise.py lowers their
+trains all of them in some minutes on one CPU core and writes DIR/<kind>.pth. benchmarks/task_tolerances.py lowers their
 precision and breaks them. All are fully convolutional with the training-time branches of shapes.py.
 """
 

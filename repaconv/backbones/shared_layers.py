@@ -104,7 +104,7 @@ class NormThenScale(nn.Module):
     """A norm followed by its affine, which is a BatchNorm of mean 0 and variance 1.
 
     Its output equals that of ``Norm(affine=True)``, but ONNX Runtime runs one node instead of Mul and Add
-    (``benchmarks/riformer_forms.py``).
+    (``benchmarks/riformer_equivalent_graphs.py``).
     """
 
     mean: Tensor

@@ -20,7 +20,7 @@ NEGLIGIBLE = 0.005
 """A relative difference that is too small to matter."""
 MISS_RATE = 0.03
 """How often an interval may exclude the right ratio, by construction: less than 1 - `CONFIDENCE`, so that also what the
-construction neglects stays within it (`benchmarks/bench_power.py`)."""
+construction neglects stays within it (`benchmarks/statistical_power.py`)."""
 STUDENT_T = (
     21.205, 5.643, 3.896, 3.298, 3.003, 2.829, 2.715, 2.634, 2.574, 2.527, 2.491, 2.461, 2.436, 2.415, 2.397,
     2.382, 2.368, 2.356, 2.346, 2.336, 2.328, 2.320, 2.313, 2.307, 2.301, 2.296, 2.291, 2.286, 2.282, 2.278,

@@ -1,7 +1,7 @@
 """Identify a published network by the names and shapes of its tensors.
 
 ``index.zip`` in this folder has the names and shapes of every architecture of timm, torchvision and the vision models
-of transformers at their default sizes; ``benchmarks/index_networks.py`` creates it. A name states its package:
+of transformers at their default sizes; ``benchmarks/network_index.py`` creates it. A name states its package:
 ``timm:mobileone_s1``. The members of the zip are grouped by number of tensors, so that only a few are read.
 """
 

@@ -12,7 +12,7 @@ LEAST_IMAGES = 3
 """Images from which on there is a choice of the nearest one."""
 SIMILARITY_MARGIN = 0.01
 """An image that the reference finds nearly as near as the nearest is as good an answer: within this share of how much
-more similar the nearest is than the median of the others (benchmarks/task_noise.py)."""
+more similar the nearest is than the median of the others (benchmarks/task_tolerances.py)."""
 
 
 class Embedding(Task):

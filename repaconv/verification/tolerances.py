@@ -34,7 +34,8 @@ EXACT = {
 # First, the smallest allowed cosine of an image. It also limits the error (`norm_error`), to about twice the largest
 # error of sound trained networks. Second, the noise: a top-1 class may change if its lead, relative to max|b|, is
 # smaller. The largest errors of sound trained networks are 0.002 in float16, 0.02 in bfloat16 and 0.15 in int8; with
-# merged tokens 0.09, 0.09 and 0.18 (benchmarks/precision_noise.py). TensorFloat-32 multiplies with float16's precision.
+# merged tokens 0.09, 0.09 and 0.18 (benchmarks/lower_precision_tolerances.py). TensorFloat-32 multiplies with
+# float16's precision.
 LOSSY = {"tf32": (0.999, 0.01), "fp16": (0.999, 0.01), "bf16": (0.99, 0.05), "int8": (0.95, 0.1)}
 # Smallest cosine if lower precision merges other tokens: outputs then differ, and neither is wrong.
 DECIDING_COSINE = 0.9
@@ -52,7 +53,7 @@ MOST_FLIPS = 0.01
 # Largest share of changed top-1 predictions among images with a smaller lead. A sound network keeps most of these as
 # well, since its errors are far below the noise: trained networks change almost none; with random weights, where all
 # leads are small, up to 31% change. With half the bits of the weights, or one scale wrong by a factor of 2, most
-# networks change 25% to 70% (benchmarks/precision_noise.py).
+# networks change 25% to 70% (benchmarks/lower_precision_tolerances.py).
 FLIPS_WITHIN_NOISE = 0.25
 CHANCE_LIMIT = 0.01
 """More changes than allowed fail only if they are less probable than this by chance: of two images, both may change."""

@@ -40,7 +40,7 @@ MOST_PADDING, MOST_DEPTHWISE_PADDING = 1.34, 1.8
 """The largest ratio of channels after to channels before padding; the second if there are depthwise convolutions.
 
 Measured on six layers of 9 to 90 channels: up to these ratios blocks give a speedup of 1.04x to 3.2x, above they may be
-slower (`benchmarks/odd_channels.py`).
+slower (`benchmarks/channel_padding.py`).
 """
 BY_ITSELF = frozenset(
     ("Relu", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu", "Mish", "Swish", "Softplus", "Clip")

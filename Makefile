@@ -56,7 +56,7 @@ lint: .venv/installed-dev
 	$(BIN)/codespell --builtin clear,en-GB_to_en-US -L $(NAMES) -S docs/reference,*.svg README.md CONTRIBUTING.md docs examples
 
 arm: .venv/installed-dev
-	$(BIN)/python tests/arm.py .arm
+	$(BIN)/python tests/arm64_emulation.py .arm
 
 docker-steps:
 	$(PYTHON) tests/docker_steps.py .docker-steps
@@ -176,7 +176,7 @@ gpu-results: .venv/installed
 
 # The kit in a folder with only a Python, torch and NumPy, without network access, as on the GPU machine.
 gpu-bare: .venv/installed
-	PYTHONPATH=benchmarks $(BIN)/python tests/gpu_bare.py build/gpu-bare $(BARE_PYTHON)
+	PYTHONPATH=benchmarks $(BIN)/python tests/gpu_kit_bare_machine.py build/gpu-bare $(BARE_PYTHON)
 
 docs: .venv/installed-dev
 	$(PIP) -e ".[docs]"
@@ -189,7 +189,7 @@ torture: .venv/installed-dev
 
 # Faults planted into the folds, which the verification of each fold must catch; half an hour.
 mutants: .venv/installed-dev
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture.planted .mutants
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture.fold_mutants .mutants
 
 # A hundred mutants of arguments, conditions, numbers and terms, in all code that writes a network.
 code-mutants: .venv/installed-dev

@@ -178,7 +178,7 @@ def inspect(name: str) -> dict[str, Any]:
     from repaconv.core import changed_input_files
 
     sys.path.insert(0, str(HERE.parents[1] / "tests"))
-    from torture.arena import FORBIDDEN
+    from torture.sandbox import FORBIDDEN
 
     changed_input_files.install_sigbus_handler()  # it asks for the C library, once
     tempfile.gettempdir()  # it tries the folder with a file that it removes, once

@@ -11,7 +11,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-import exported_once
+import export_cache
 import hypothesis
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def one_net_a_method(rows, later=("pyra",)):
 
 TINY = MetaFormerConfig(layers=(1, 2), widths=(8, 12), hidden=(16, 30), classes=5)
 
-torch.onnx.export = exported_once.once(torch.onnx.export)
+torch.onnx.export = export_cache.once(torch.onnx.export)
 hypothesis.settings.register_profile(
     "without a clock", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -64,12 +64,12 @@ hypothesis.settings.load_profile("without a clock")
 def pytest_configure(config):
     """One folder of exports for all workers of the session."""
     if not hasattr(config, "workerinput"):
-        os.environ[exported_once.FOLDER] = tempfile.mkdtemp(prefix="repaconv-exported-")
+        os.environ[export_cache.FOLDER] = tempfile.mkdtemp(prefix="repaconv-exported-")
 
 
 def pytest_unconfigure(config):
     if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ.pop(exported_once.FOLDER, ""), ignore_errors=True)
+        shutil.rmtree(os.environ.pop(export_cache.FOLDER, ""), ignore_errors=True)
 
 
 def pytest_collection_finish():
@@ -103,7 +103,7 @@ def own_folder(tmp_path, monkeypatch):
 def same_random_numbers(request, monkeypatch):
     """A test's random numbers, weights included, do not depend on which tests ran before it in the same process."""
     torch.manual_seed(7)
-    for module in filter(None, (sys.modules.get("foreign_faults"), request.module)):
+    for module in filter(None, (sys.modules.get("planted_graph_faults"), request.module)):
         if isinstance(getattr(module, "RANDOM", None), np.random.Generator):
             monkeypatch.setattr(module, "RANDOM", np.random.default_rng(7))
 
@@ -111,7 +111,7 @@ def same_random_numbers(request, monkeypatch):
 @pytest.fixture
 def exported_afresh(monkeypatch):
     """torch's exporter runs every time, whatever was asked before."""
-    monkeypatch.delenv(exported_once.FOLDER)
+    monkeypatch.delenv(export_cache.FOLDER)
 
 
 @pytest.fixture

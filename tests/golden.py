@@ -148,7 +148,7 @@ def warm() -> None:
         import_module(name)
     import_module("torch.onnx._internal.exporter._core")
     sys.path[:0] = [name for name in (str(TESTS), str(ROOT / "benchmarks")) if name not in sys.path]
-    import exported_once
+    import export_cache
 
     import repaconv
 
@@ -157,7 +157,7 @@ def warm() -> None:
             with suppress(ImportError):  # of an optional package
                 import_module(module.name)
     if not hasattr(torch.onnx.export, "__wrapped__"):
-        torch.onnx.export = exported_once.once(torch.onnx.export)
+        torch.onnx.export = export_cache.once(torch.onnx.export)
     argv, out = sys.argv, sys.stdout
     with Path(os.devnull).open("w") as sys.stdout:
         command_line("--version")
@@ -381,8 +381,8 @@ def official() -> dict[str, Path]:
 
 
 def faults() -> dict[str, Callable[[], Any]]:
-    """tests/faults.py: what `gate` says of each fault."""
-    import faults as planted
+    """tests/planted_faults.py: what `gate` says of each fault."""
+    import planted_faults as planted
 
     import repaconv
 
@@ -399,9 +399,9 @@ def faults() -> dict[str, Callable[[], Any]]:
 
 
 def foreign_faults() -> dict[str, Callable[[], Any]]:
-    """tests/foreign_faults.py: the error code of `fold` for each wrong fold; all of one graph in one fork."""
-    import foreign_faults as foreign
+    """tests/planted_graph_faults.py: the error code of `fold` for each wrong fold; all of one graph in one fork."""
     import onnx
+    import planted_graph_faults as foreign
     import pytest
     from test_fold_proof import planted
 
@@ -426,11 +426,11 @@ def foreign_faults() -> dict[str, Callable[[], Any]]:
 
 
 def mutants() -> dict[str, Callable[[], Any]]:
-    """tests/mutants.py: how each change of a graph is made, and what `fold` says of some graphs so changed."""
-    import foreign_faults as foreign
-    import mutants as made
+    """tests/graph_mutants.py: how each change of a graph is made, and what `fold` says of some graphs so changed."""
+    import graph_mutants as made
     import numpy as np
     import onnx
+    import planted_graph_faults as foreign
 
     import repaconv
 
@@ -488,9 +488,9 @@ def _places(text: str) -> str:
 
 def own_graphs() -> dict[str, Callable[[], Any]]:
     """Networks as the tests write them, which need no other package."""
-    import foreign_faults as foreign
-    import foreign_nets as nets
     import onnx
+    import planted_graph_faults as foreign
+    import reimplemented_training_networks as nets
     import small_graphs
 
     new, old = {"dynamo": True, "opset": 20, "free": False}, {"dynamo": False, "opset": 17, "free": True}

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 import torch
 from folded_operators import operators_after_folding
-from foreign_nets import exported
+from reimplemented_training_networks import exported
 from test_fold_onnx import graph
 from test_live import same, trained
 from torch import nn

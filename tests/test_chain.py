@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from libraries import library
+from optional_libraries import library
 from PIL import Image
 from small_graphs import F, saved
 from zoo_networks import drawn

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from faults import wrong_initializer
+from planted_faults import wrong_initializer
 from small_graphs import F, saved, two_outputs
 
 import repaconv as rc

@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import onnx
-from foreign_faults import INT, F, Net
+from planted_graph_faults import INT, F, Net
 
 from repaconv.graph import computed_weight_parts
 from repaconv.graph.computed_weight_parts import split_off_computed_weights

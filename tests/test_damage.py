@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 import torch
-from damage import sound, tally
+from file_damage import sound, tally
 
 import repaconv
 from repaconv.checkpoints import read_checkpoint

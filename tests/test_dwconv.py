@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHARED
-from oracle import gelu
+from numpy_reference_networks import gelu
 
 import repaconv as rc
 from repaconv.backbones.vit_checkpoint_reader import resample

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from unittest.mock import patch
 
-import exported_once
+import export_cache
 import pytest
 import torch
 from conftest import TINY
-from exported_once import question_of
+from export_cache import question_of
 from torch import nn
 
 from repaconv.backbones.metaformer import BACKBONE, MetaFormer
@@ -34,8 +34,8 @@ def asked(monkeypatch, tmp_path):
         calls.append(named)
         return exporter(*given, **named)
 
-    monkeypatch.setenv(exported_once.FOLDER, str(tmp_path))
-    monkeypatch.setattr(torch.onnx, "export", exported_once.once(export))
+    monkeypatch.setenv(export_cache.FOLDER, str(tmp_path))
+    monkeypatch.setattr(torch.onnx, "export", export_cache.once(export))
     return calls
 
 
@@ -66,7 +66,7 @@ def test_what_is_remembered_is_what_a_fresh_export_gives(net, asked, tmp_path, m
     assert len(asked) == 1
     with patch.object(torch_exporter, "ONE_FILE_BYTES", 1), patch.object(torch_exporter, "INLINE_BYTES", 500):
         kept = beside(other, tmp_path / "kept")
-        monkeypatch.delenv(exported_once.FOLDER)
+        monkeypatch.delenv(export_cache.FOLDER)
         assert beside(other, tmp_path / "fresh") == kept
     assert written(other) == found
     assert len(asked) == 3

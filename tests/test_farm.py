@@ -20,9 +20,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from debian import install
-from faults import META, SETTINGS
+from debian_packages import install
 from onnx import TensorProto, external_data_helper
+from planted_faults import META, SETTINGS
 from small_graphs import saved, two_outputs
 from test_bundle import trtexec_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults import DOCS, FAULTS, page, write_recipe
+from planted_faults import DOCS, FAULTS, page, write_recipe
 
 import repaconv as rc
 from repaconv.verification.tolerances import LINKS

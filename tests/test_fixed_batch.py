@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from foreign_faults import INT, F, Net
+from planted_graph_faults import INT, F, Net
 
 import repaconv as rc
 from repaconv.core import run_folder
@@ -19,7 +19,7 @@ from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.verify.layer_divergence import within_engine
 from repaconv.verification.input_batches import npz_calls, random_inputs
 
-RANDOM = np.random.default_rng(5)  # of its own: that of foreign_faults makes the weights of other tests
+RANDOM = np.random.default_rng(5)  # of its own: that of planted_graph_faults makes the weights of other tests
 
 
 def normal(*shape: int) -> np.ndarray:

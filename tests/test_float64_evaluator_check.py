@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from foreign_faults import NETS, F, Net
 from onnx import helper
 from onnx.reference.op_run import OpRun
+from planted_graph_faults import NETS, F, Net
 from test_truth import ill_conditioned
 
 import repaconv as rc
@@ -34,7 +34,7 @@ NET = [
     ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"), ("Tanh", "b", "c"),
     ("Conv", "c w", "y"),
 ]  # fmt: skip
-RANDOM = np.random.default_rng(5)  # of its own: that of foreign_faults makes the weights of other tests
+RANDOM = np.random.default_rng(5)  # of its own: that of planted_graph_faults makes the weights of other tests
 KERNEL = RANDOM.standard_normal((4, 4, 3, 3))
 WEIGHTS = {"w": KERNEL, **dict(zip(("nw", "nb", "nm", "nv"), 0.5 + RANDOM.random((4, 4)), strict=True))}
 

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from foreign_faults import F, Net
 from onnx import TensorProto, numpy_helper
+from planted_graph_faults import F, Net
 
 import repaconv as rc
 from repaconv.graph.discrete_outputs import has_constant_decision

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import foreign_nets as nets
 import numpy as np
 import onnx
 import pytest
+import reimplemented_training_networks as nets
 import torch
 from conftest import SHARED, TINY, quick_where
 from onnx import TensorProto, helper, numpy_helper

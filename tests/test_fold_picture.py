@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from foreign_nets import exported
+from reimplemented_training_networks import exported
 from test_lora import factors, peft, save
 from torch import nn
 

@@ -9,8 +9,8 @@ import onnx
 import onnxruntime
 import pytest
 from conftest import quick_where
-from foreign_faults import FAULTS, NETS, F, Net, norm, normal, weight
 from onnx import TensorProto, numpy_helper
+from planted_graph_faults import FAULTS, NETS, F, Net, norm, normal, weight
 
 import repaconv as rc
 from repaconv.core.errors import GateFailed, Refused

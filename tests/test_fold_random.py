@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
-import foreign_nets
 import numpy as np
 import onnx
 import pytest
+import reimplemented_training_networks
 import torch
-from mutants import Mutant, difference, results, set_attribute
+from graph_mutants import Mutant, difference, results, set_attribute
 from onnx import TensorProto, helper, numpy_helper
 
 from repaconv.graph.element_type_conversion import to_float64
@@ -122,12 +122,19 @@ def net(name: str, seed: int) -> onnx.ModelProto:
     torch.manual_seed(0)
     shape = (2, 4, 4)
     if name == "riformer":
-        made, shape = foreign_nets.RIFormerBlock(4, foreign_nets.PixelNorm), (2, 4, 4, 4)
+        made, shape = (
+            reimplemented_training_networks.RIFormerBlock(4, reimplemented_training_networks.PixelNorm),
+            (2, 4, 4, 4),
+        )
     elif name == "repavit":
-        made = foreign_nets.IdleFfn(4, 8, 4, foreign_nets.RULES[seed % 3])
+        made = reimplemented_training_networks.IdleFfn(4, 8, 4, reimplemented_training_networks.RULES[seed % 3])
     else:
-        made = foreign_nets.Branches(4, 2, 2, "output", bias=True)
-    return to_float64(foreign_nets.exported(foreign_nets.scrambled(made), shape, dynamo=False, opset=17, free=True))
+        made = reimplemented_training_networks.Branches(4, 2, 2, "output", bias=True)
+    return to_float64(
+        reimplemented_training_networks.exported(
+            reimplemented_training_networks.scrambled(made), shape, dynamo=False, opset=17, free=True
+        )
+    )
 
 
 @pytest.mark.parametrize("name", ["riformer", "repavit", "nondeep"])

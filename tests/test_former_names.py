@@ -12,8 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import package_structure
 import pytest
-import structure
 
 from repaconv import results
 from repaconv.core.former_module_names import FORMER
@@ -51,7 +51,7 @@ def test_a_module_imported_from_a_former_package_replaces_none_of_today():
 
 
 def test_no_former_name_hides_a_module_of_today():
-    assert not {f"repaconv.{former}" for former in FORMER} & set(structure.modules())
+    assert not {f"repaconv.{former}" for former in FORMER} & set(package_structure.modules())
 
 
 def test_functions_and_properties_of_0_1_that_plugins_may_use_have_their_former_names():

@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 from conftest import one_net_a_method
-from mutants import Mutant, difference, results
+from graph_mutants import Mutant, difference, results
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 

@@ -17,7 +17,7 @@ import torch
 import xmlschema
 import yaml
 from conftest import SHARED, one_net_a_method
-from faults import wrong_initializer
+from planted_faults import wrong_initializer
 
 import repaconv as rc
 from repaconv import models

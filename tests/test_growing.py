@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from mutants import difference, results
+from graph_mutants import difference, results
 from test_fold_onnx import graph, normal
 
 from repaconv.core.progress import silent

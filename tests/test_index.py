@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from libraries import library
+from optional_libraries import library
 
 from repaconv import checkpoints, fold
 from repaconv.checkpoints.architecture_index import _index, _shapes, matches, parameter_counts

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from libraries import library
+from optional_libraries import library
 from zoo_networks import drawn, measured
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "how-to"

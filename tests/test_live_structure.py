@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_nets import exported
-from libraries import library
+from optional_libraries import library
+from reimplemented_training_networks import exported
 from test_live import same, trained
 from torch import nn
 from torch.nn import functional as F

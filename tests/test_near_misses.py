@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from foreign_faults import F, Net, normal
 from onnx import TensorProto
+from planted_graph_faults import F, Net, normal
 
 from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from debian import install
+from debian_packages import install
 from test_native_guard import tiny_graph
 
 PACKAGES = ("openvino", "nncf", "onnxruntime", "onnxsim", "onnxslim", "torch", "dask", "timm", "transformers")

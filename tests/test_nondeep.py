@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHARED, one_quick
-from oracle import gelu
+from numpy_reference_networks import gelu
 
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("onnx_suite.py")
+PROGRAM = Path(__file__).with_name("onnx_backend_suite.py")
 WORKERS = 2
 LEAST = 1000
 """Of the models that ONNX Runtime runs as recorded, so many come out the same at least."""

@@ -8,43 +8,45 @@ import re
 import subprocess
 import sys
 
-import structure
+import package_structure
 
 from repaconv.cli import command_options, main  # noqa: F401  (main registers the commands)
 
 
 def test_packages_form_levels():
-    assert len(structure.packages()) > 15
-    assert structure.cycles(structure.packages()) == []
+    assert len(package_structure.packages()) > 15
+    assert package_structure.cycles(package_structure.packages()) == []
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    assert structure.cycles({name: structure.imports(name) for name in structure.modules()}) == []
+    assert (
+        package_structure.cycles({name: package_structure.imports(name) for name in package_structure.modules()}) == []
+    )
 
 
 def test_a_cycle_would_be_found():
     graph = {"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a"), "d": frozenset("a")}
-    assert structure.cycles(graph) == [["a", "b", "c"]]
+    assert package_structure.cycles(graph) == [["a", "b", "c"]]
 
 
 def test_every_module_says_what_it_is():
-    for name, path in structure.modules().items():
+    for name, path in package_structure.modules().items():
         assert ast.get_docstring(ast.parse(path.read_text())), name
 
 
 def test_the_table_of_packages_in_contributing_follows_from_the_imports():
-    """`python tests/structure.py` writes it."""
-    page = structure.PAGE.read_text()
-    assert structure.BEGIN in page
-    assert page == structure.written(page)
+    """`python tests/package_structure.py` writes it."""
+    page = package_structure.PAGE.read_text()
+    assert package_structure.BEGIN in page
+    assert page == package_structure.written(page)
 
 
 def test_benchmarks_and_other_scripts_import_only_names_that_exist():
     """A benchmark that runs once a month shows a renamed function only then, or leaves out what it should measure."""
     folders = ("benchmarks", "docs", "examples", "recipes", "docker")
-    scripts = [path for folder in folders for path in sorted((structure.ROOT / folder).rglob("*.py"))]
+    scripts = [path for folder in folders for path in sorted((package_structure.ROOT / folder).rglob("*.py"))]
     named = {
-        (str(node.module), alias.name, str(path.relative_to(structure.ROOT)))
+        (str(node.module), alias.name, str(path.relative_to(package_structure.ROOT)))
         for path in scripts
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "repaconv"
@@ -54,16 +56,18 @@ def test_benchmarks_and_other_scripts_import_only_names_that_exist():
     missing = [
         f"{path}: from {module} import {name}"
         for module, name, path in sorted(named)
-        if f"{module}.{name}" not in structure.modules()
-        and not (module in structure.modules() and hasattr(importlib.import_module(module), name))
+        if f"{module}.{name}" not in package_structure.modules()
+        and not (module in package_structure.modules() and hasattr(importlib.import_module(module), name))
     ]
     assert not missing, missing
 
 
 def test_help_of_a_script_is_its_docstring_and_does_nothing_else():
     """A script that reads no options takes `--help` for a run: it trains networks, or replaces a committed result."""
-    benchmarks, tests = structure.ROOT / "benchmarks", structure.ROOT / "tests"
-    by_hand = [tests / name for name in ("arm.py", "docker_steps.py", "golden.py", "gpu_bare.py")]
+    benchmarks, tests = package_structure.ROOT / "benchmarks", package_structure.ROOT / "tests"
+    by_hand = [
+        tests / name for name in ("arm64_emulation.py", "docker_steps.py", "golden.py", "gpu_kit_bare_machine.py")
+    ]
     scripts = {*benchmarks.rglob("*.py"), *(tests / "torture").glob("*.py"), *by_hand}
     started_by_scripts = {benchmarks / "gpu/steps.py", benchmarks / "competing_toolchains/nncf_process.py"}
     silent = [
@@ -115,8 +119,8 @@ def test_one_function_measures():
     """Session loads, ratios and verdicts are made in `benchmark.interleaved_protocol.measure` for all commands."""
     inside = {"ratio", "quality", "by_session_load", "state", "changes_between", "real_time_priority", "Burst"}
     measuring = set()
-    for module, path in structure.modules().items():
-        if structure.package_of(module) == "benchmark":
+    for module, path in package_structure.modules().items():
+        if package_structure.package_of(module) == "benchmark":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("repaconv.benchmark."):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from mutants import difference, results
+from graph_mutants import difference, results
 from test_forms import Graph
 
 from repaconv.graph.compute_costs import parameters

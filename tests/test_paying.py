@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from foreign_faults import NETS
 from onnx import TensorProto, helper, numpy_helper
+from planted_graph_faults import NETS
 
 import repaconv as rc
 from repaconv.core.run_folder import Run

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from libraries import library
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
+from optional_libraries import library
 from PIL import Image
 
 from repaconv.graph.onnx_files import dims_of

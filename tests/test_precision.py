@@ -12,8 +12,8 @@ import onnx
 import pytest
 import torch
 from conftest import one_net_a_method, quick_where
-from faults import META, SETTINGS, far_off
 from onnx import TensorProto, helper
+from planted_faults import META, SETTINGS, far_off
 from test_build import RTX, order
 from test_locate import graph, net
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHARED
-from oracle import gelu
+from numpy_reference_networks import gelu
 from test_locate import graph
 from torch import nn
 

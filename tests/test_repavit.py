@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHARED, one_quick
-from oracle import gelu
+from numpy_reference_networks import gelu
 
 import repaconv as rc
 from repaconv.backbones.ffn_replacement_interface import Ffn

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
-import oracle
+import numpy_reference_networks
 import pytest
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ def save(weights, path="c.pth", **beside):
 
 
 def record(weights, path="r.npz", **reader):
-    np.savez(path, input=IMAGES, output_fp64=oracle.repconv(weights, IMAGES, **reader))
+    np.savez(path, input=IMAGES, output_fp64=numpy_reference_networks.repconv(weights, IMAGES, **reader))
     return path
 
 

@@ -18,7 +18,7 @@ import small_graphs
 import torch
 import yaml
 from conftest import save_tiny
-from debian import install
+from debian_packages import install
 from onnx import TensorProto
 
 import repaconv as rc

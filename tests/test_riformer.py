@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import oracle
+import numpy_reference_networks
 import pytest
 import torch
 from conftest import OFFICIAL, TINY, one_quick
@@ -26,7 +26,7 @@ def save(weights, path="c.pth", **beside):
 
 
 def record(weights, path="r.npz", **reader):
-    np.savez(path, input=IMAGES, output_fp64=oracle.riformer(weights, IMAGES, **reader))
+    np.savez(path, input=IMAGES, output_fp64=numpy_reference_networks.riformer(weights, IMAGES, **reader))
     return path
 
 

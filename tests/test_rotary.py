@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import onnx
 import pytest
-from mutants import Mutant, difference, results
+from graph_mutants import Mutant, difference, results
 from test_forms import EXACT, Graph
 from test_forms import REWRITES as ALL_REWRITES
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from foreign_faults import F, Net, weight
 from onnx import numpy_helper
+from planted_graph_faults import F, Net, weight
 from test_fold_proof import planted
 
 import repaconv as rc

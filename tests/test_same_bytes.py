@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_faults import NETS
-from torture.nets import net
+from planted_graph_faults import NETS
+from torture.small_checkpoints import net
 
 FOLD = """
 import sys, torch, repaconv

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import small_graphs
 import torch
-from libraries import library
+from optional_libraries import library
 from safetensors.torch import save_file
 from torch import nn
 

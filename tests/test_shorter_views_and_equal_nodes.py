@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from foreign_faults import F, Net
+from planted_graph_faults import F, Net
 
 import repaconv as rc
 from repaconv.rewrites.fold.fold_pipeline import without

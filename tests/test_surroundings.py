@@ -22,7 +22,7 @@ import pytest
 import torch
 from conftest import quick_where
 from onnx import helper
-from torture import checkpoints, disks, graphs, kills, long_kills, warm
+from torture import checkpoints, full_disks, graphs, killed_long_commands, killed_stages, preloaded_imports
 
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint
@@ -38,19 +38,19 @@ from repaconv.sources.method_detection import understood
 @pytest.fixture(scope="module", autouse=True)
 def _warm():
     """What each child would import for itself."""
-    warm.up()
+    preloaded_imports.up()
 
 
-@pytest.mark.parametrize("name", quick_where({"fold"}.__contains__, kills.BY_STEPS, ids=str))
+@pytest.mark.parametrize("name", quick_where({"fold"}.__contains__, killed_stages.BY_STEPS, ids=str))
 def test_a_stage_that_is_killed_before_any_of_its_steps_completes_by_the_same_command(tmp_path, name):
-    assert kills.before_each_step(name, tmp_path) >= 2
+    assert killed_stages.before_each_step(name, tmp_path) >= 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", long_kills.STAGES)
+@pytest.mark.parametrize("name", killed_long_commands.STAGES)
 def test_a_command_of_many_stages_that_is_killed_at_any_moment_completes_when_it_is_given_again(tmp_path, name):
-    stage, prepare, _ = long_kills.STAGES[name]
-    cases = [kills.case(name, str(number), (stage, prepare), after) for number, after in enumerate((0.1, 0.7))]
+    stage, prepare, _ = killed_long_commands.STAGES[name]
+    cases = [killed_stages.case(name, str(number), (stage, prepare), after) for number, after in enumerate((0.1, 0.7))]
     ends = [case.read(case.make(tmp_path / case.name)) for case in cases]
     assert ends[0] == "sound"
 
@@ -73,25 +73,25 @@ def within(size, stage, at):
 
 @pytest.mark.parametrize("name", quick_where({"fold"}.__contains__, ["fold", "export", "build"], ids=str))
 def test_where_no_file_may_be_large_a_stage_refuses_and_completes_with_room(tmp_path, name):
-    stage, prepare = kills.BY_STEPS[name]
+    stage, prepare = killed_stages.BY_STEPS[name]
     prepare(tmp_path)
     before = inside(tmp_path)
     for size in (0, 100, 3000, 6000, 10_000):
-        assert kills.told_by(partial(within, size, stage), tmp_path).startswith("write.failed: ")
+        assert killed_stages.told_by(partial(within, size, stage), tmp_path).startswith("write.failed: ")
         assert before == inside(tmp_path)
-    assert not kills.told_by(stage, tmp_path)
-    kills.require_whole(tmp_path)
+    assert not killed_stages.told_by(stage, tmp_path)
+    killed_stages.require_whole(tmp_path)
 
 
-@pytest.mark.parametrize("name", quick_where({"fold"}.__contains__, disks.STAGES, ids=str))
+@pytest.mark.parametrize("name", quick_where({"fold"}.__contains__, full_disks.STAGES, ids=str))
 def test_on_a_full_disk_a_stage_refuses_and_completes_with_room(tmp_path, name):
-    stage, prepare, rooms = disks.STAGES[name]
+    stage, prepare, rooms = full_disks.STAGES[name]
     pages, files = rooms.values()
     ends = set()
-    for room in (*(disks.Room(pages=pages[n]) for n in (0, 3, -1)), disks.Room(files=files[1])):
+    for room in (*(full_disks.Room(pages=pages[n]) for n in (0, 3, -1)), full_disks.Room(files=files[1])):
         try:
-            with disks.disk(tmp_path / "disk") as at:
-                ends.add(disks.ended_with(room, stage, prepare, at))
+            with full_disks.disk(tmp_path / "disk") as at:
+                ends.add(full_disks.ended_with(room, stage, prepare, at))
         except PermissionError:
             pytest.skip("mounting a disk needs root's rights")
     assert ends == {"refused", "sound"}
@@ -108,25 +108,25 @@ def command(at, *words, **environment):
 
 ASCII_ALONE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_CACHE_HOME": "/dev/null"}
 LOCALE = re.compile(r"\.read_text\(\)|\.write_text\([^,()]*\)|\bopen\(\"[wa]\"\)")
-SET = [f"--set={name}={value}" for name, value in kills.net("riformer").settings.items()]
+SET = [f"--set={name}={value}" for name, value in killed_stages.net("riformer").settings.items()]
 
 
 def test_a_name_that_is_no_text_is_folded(tmp_path):
-    kills.STAGES["fold"][1](tmp_path)
+    killed_stages.STAGES["fold"][1](tmp_path)
     name = (tmp_path / "c.pth").rename(tmp_path / os.fsdecode(b"a\xff\n b.pth")).name
-    settings = kills.net("riformer").settings
-    assert not kills.told_by(lambda at: rc.fold(at / name, out=at / "run", settings=settings), tmp_path)
+    settings = killed_stages.net("riformer").settings
+    assert not killed_stages.told_by(lambda at: rc.fold(at / name, out=at / "run", settings=settings), tmp_path)
     assert run_folder.fold_of(run_folder.Run(tmp_path / "run")).origin.path == str(tmp_path / name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [b"a\xff\n b.pth", "\u00fc.pth".encode()], ids=["bytes", "letters"])
 def test_names_may_be_of_any_bytes_whatever_the_language(tmp_path, name):
-    kills.STAGES["fold"][1](tmp_path)
+    killed_stages.STAGES["fold"][1](tmp_path)
     (tmp_path / "c.pth").rename(tmp_path / os.fsdecode(name))
     code, said = command(tmp_path, "fold", os.fsdecode(name), "-o", "run", *SET, **ASCII_ALONE)
     assert (code, b"Traceback" in said) == (0, False), said
-    kills.require_whole(tmp_path)
+    killed_stages.require_whole(tmp_path)
     assert command(tmp_path, "verify", "run", "--count", "1", **ASCII_ALONE)[0] == 0
 
 
@@ -279,7 +279,7 @@ def test_a_stream_that_is_closed_or_full_changes_no_exit_code(tmp_path, command,
 
 def test_a_network_that_no_memory_holds_is_told_as_such(tmp_path):
     """torch's message, as the method's reader of tensors raises it."""
-    told = kills.net("riformer")
+    told = killed_stages.net("riformer")
     torch.save(told.whole, tmp_path / "c.pth")
 
     class NoMemory:
@@ -294,25 +294,25 @@ def test_a_network_that_no_memory_holds_is_told_as_such(tmp_path):
 
 @pytest.mark.parametrize("name", quick_where({"fold"}.__contains__, ["fold", "export", "build"], ids=str))
 def test_of_two_commands_in_a_folder_the_second_says_so(tmp_path, name):
-    stage, prepare = kills.BY_STEPS[name]
+    stage, prepare = killed_stages.BY_STEPS[name]
     prepare(tmp_path)
     with lock_folder(tmp_path / "run"):
-        assert kills.told_by(partial(_elsewhere, stage), tmp_path).startswith("run.busy: ")
+        assert killed_stages.told_by(partial(_elsewhere, stage), tmp_path).startswith("run.busy: ")
     assert name != "fold" or not (tmp_path / "run").exists()
-    assert not kills.told_by(stage, tmp_path)
+    assert not killed_stages.told_by(stage, tmp_path)
 
 
 def test_of_two_sweeps_in_a_folder_the_second_says_so(tmp_path):
-    stage, prepare, _ = long_kills.STAGES["sweep"]
+    stage, prepare, _ = killed_long_commands.STAGES["sweep"]
     prepare(tmp_path)
     with lock_folder(tmp_path / "run"):
-        assert kills.told_by(partial(_elsewhere, stage), tmp_path).startswith("run.busy: ")
+        assert killed_stages.told_by(partial(_elsewhere, stage), tmp_path).startswith("run.busy: ")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_that_is_written_to_while_it_is_folded_is_refused(tmp_path):
-    kills.STAGES["fold"][1](tmp_path)
-    path, settings = tmp_path / "c.pth", kills.net("riformer").settings
+    killed_stages.STAGES["fold"][1](tmp_path)
+    path, settings = tmp_path / "c.pth", killed_stages.net("riformer").settings
 
     def touch(*_told):
         os.utime(path, ns=(1, 1))
@@ -325,7 +325,7 @@ def test_a_checkpoint_that_is_written_to_while_it_is_folded_is_refused(tmp_path)
 
 @pytest.mark.parametrize("container", ["zip", "safetensors", "legacy"])
 def test_a_checkpoint_that_is_cut_while_it_is_mapped_is_refused_and_no_end_of_the_process(tmp_path, container):
-    told = kills.net("riformer")
+    told = killed_stages.net("riformer")
     (tmp_path / "c.pth").write_bytes(checkpoints.in_container(container, told))
 
     def cut(*_told):
@@ -334,7 +334,7 @@ def test_a_checkpoint_that_is_cut_while_it_is_mapped_is_refused_and_no_end_of_th
     def stage(at):
         return rc.fold(at / "c.pth", out=at / "run", settings=told.settings, progress=cut)
 
-    assert kills.told_by(stage, tmp_path).startswith("file.changed: ")
+    assert killed_stages.told_by(stage, tmp_path).startswith("file.changed: ")
     assert not (tmp_path / "run").exists()
 
 
@@ -349,7 +349,7 @@ def test_weights_beside_a_graph_that_are_cut_while_they_are_mapped_are_told_of(t
         session.run({"input": np.ones((3, 200, 200), np.float32)})
         write_text(at / "sum", "of what is gone")
 
-    assert kills.told_by(stage, tmp_path).startswith(f"file.changed: {tmp_path / 'c.data'} changed while")
+    assert killed_stages.told_by(stage, tmp_path).startswith(f"file.changed: {tmp_path / 'c.data'} changed while")
     assert not (tmp_path / "sum").exists()
 
 
@@ -376,12 +376,14 @@ WRITING = {
 
 @pytest.mark.parametrize("name", WRITING)
 def test_a_stage_waits_for_nobody_who_writes_in_its_run_but_says_so(tmp_path, name):
-    stage, prepare = kills.BY_STEPS["fold"]
+    stage, prepare = killed_stages.BY_STEPS["fold"]
     prepare(tmp_path)
     stage(tmp_path)
     before = inside(tmp_path)
     with lock_folder(tmp_path / "run"):
-        assert kills.told_by(lambda at: _elsewhere(WRITING[name], at / "run"), tmp_path).startswith("run.busy: ")
+        assert killed_stages.told_by(lambda at: _elsewhere(WRITING[name], at / "run"), tmp_path).startswith(
+            "run.busy: "
+        )
     assert inside(tmp_path) == before
 
 
@@ -405,7 +407,7 @@ def _taken(folder):
 
 
 def test_what_a_killed_command_left_half_written_goes_with_the_next_one(tmp_path):
-    stage, prepare = kills.BY_STEPS["fold"]
+    stage, prepare = killed_stages.BY_STEPS["fold"]
     prepare(tmp_path)
     stage(tmp_path)
     run = tmp_path / "run"

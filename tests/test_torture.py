@@ -20,22 +20,22 @@ import pytest
 import torch
 from torture import (
     checkpoints,
-    code_changes,
     code_mutants,
-    code_networks,
     containers,
-    crafted,
+    crafted_arrays_and_messages,
+    damaged_artefacts,
+    fold_mutants,
     graphs,
-    others,
-    page,
+    mutation_operators,
+    mutation_test_networks,
     pickles,
-    planted,
-    records,
+    result_page,
+    terminal_escape_records,
 )  # fmt: skip
-from torture.arena import Case, outcomes
-from torture.children import in_a_child
+from torture.child_process import in_a_child
 from torture.containers import in_legacy, in_zip
-from torture.nets import net
+from torture.sandbox import Case, outcomes
+from torture.small_checkpoints import net
 
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint
@@ -91,12 +91,12 @@ def test_hostile_and_damaged_graphs_end_in_a_sentence(tmp_path):
 
 
 def test_damaged_texts_arrays_and_images_end_in_a_sentence(tmp_path):
-    assert not faults([case for case in others.texts(60, 3) if case.kind != "boards' results"], tmp_path)
+    assert not faults([case for case in damaged_artefacts.texts(60, 3) if case.kind != "boards' results"], tmp_path)
 
 
 def test_the_page_is_of_its_result():
-    found = json.loads(page.RESULT.read_text())
-    assert page.PAGE.read_text() == page.written(found)
+    found = json.loads(result_page.RESULT.read_text())
+    assert result_page.PAGE.read_text() == result_page.written(found)
     assert not found["faults"]
 
 
@@ -186,10 +186,10 @@ def test_names_of_a_file_cannot_break_a_sentence(tmp_path):
     assert len(caught.value.message) < 1000
 
 
-@pytest.mark.parametrize("kind", list(records.shown()), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", list(terminal_escape_records.shown()), ids=lambda kind: kind.__name__)
 def test_names_of_a_file_are_letters_on_a_terminal(capsys, kind):
     """``[/x]`` ended in a traceback, and escapes reached the terminal."""
-    text_and_json_output.print_result(records.hostile(kind))
+    text_and_json_output.print_result(terminal_escape_records.hostile(kind))
     said = capsys.readouterr().out
     assert "\x1b" not in said
     assert "[/x]" in said
@@ -197,9 +197,9 @@ def test_names_of_a_file_are_letters_on_a_terminal(capsys, kind):
 
 
 def test_what_goes_on_is_letters_on_a_terminal(capsys):
-    terminal.print_message(records.HOSTILE)
+    terminal.print_message(terminal_escape_records.HOSTILE)
     with text_and_json_output.progress(quiet=False) as told:
-        told(records.HOSTILE, 0, 0)
+        told(terminal_escape_records.HOSTILE, 0, 0)
     assert capsys.readouterr().err.count("[/x]\\x1b[2J :bug:") == 2
 
 
@@ -267,7 +267,7 @@ def test_json_that_is_nested_too_deep_or_no_table_is_refused(tmp_path):
 
 
 def test_arrays_of_another_version_of_zip_are_refused(tmp_path):
-    content = bytearray(others._npz())
+    content = bytearray(damaged_artefacts._npz())
     content[content.rindex(b"PK\1\2") + 6] = 255
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(Refused, match="not a readable"):
@@ -314,9 +314,11 @@ def test_a_file_that_is_pinned_is_read_only_with_that_hash(tmp_path):
 
 def test_a_picture_is_no_program_whatever_it_is_called(tmp_path):
     """Pillow hands PostScript to Ghostscript."""
-    content = dict(crafted.images())["PostScript"]
-    read = partial(others.told, read=others.images)
-    assert not faults([Case("images", "PostScript", partial(crafted.put, "i.png", content), read)], tmp_path)
+    content = dict(crafted_arrays_and_messages.images())["PostScript"]
+    read = partial(damaged_artefacts.told, read=damaged_artefacts.images)
+    assert not faults(
+        [Case("images", "PostScript", partial(crafted_arrays_and_messages.put, "i.png", content), read)], tmp_path
+    )
 
 
 @pytest.mark.parametrize(
@@ -328,7 +330,9 @@ def test_a_picture_is_no_program_whatever_it_is_called(tmp_path):
     ],
 )
 def test_arrays_that_say_nothing_are_refused(tmp_path, told, code):
-    (tmp_path / "a.npz").write_bytes(next(content for name, content in crafted.arrays() if name == told))
+    (tmp_path / "a.npz").write_bytes(
+        next(content for name, content in crafted_arrays_and_messages.arrays() if name == told)
+    )
     with pytest.raises(Refused) as caught:
         npz_inputs(tmp_path / "a.npz", 3, 5)
     assert caught.value.code == code
@@ -399,24 +403,27 @@ def test_only_the_guard_of_native_code_starts_a_process_unheard(tmp_path):
 
 
 def test_mistakes_are_planted_into_every_folder_that_folds():
-    files = {path.relative_to(planted.HOUSE).parts[0] for path in planted.sources()}
+    files = {path.relative_to(fold_mutants.HOUSE).parts[0] for path in fold_mutants.sources()}
     assert files == {"algebra", "graph", "methods", "onnx_export", "rewrites"}
-    assert all(any(folder in rooms for rooms in page.ROOMS.values()) for folder in files)
+    assert all(any(folder in rooms for rooms in result_page.ROOMS.values()) for folder in files)
 
 
 OPERATORS = {
-    "f(a, b)": {(code_changes.SWAPPED, "f(b, a)")},
-    "a if b else c": {(code_changes.NEGATED, "a if not b else c")},
-    "[x for x in y if not x]": {(code_changes.NEGATED, " for x in y if x"), (code_changes.DROPPED, " for x in y")},
-    "a and b": {
-        (code_changes.NEGATED, "a or b"),
-        *((code_changes.DROPPED, left) for left in "ab"),
+    "f(a, b)": {(mutation_operators.SWAPPED, "f(b, a)")},
+    "a if b else c": {(mutation_operators.NEGATED, "a if not b else c")},
+    "[x for x in y if not x]": {
+        (mutation_operators.NEGATED, " for x in y if x"),
+        (mutation_operators.DROPPED, " for x in y"),
     },
-    "x[i:]": {(code_changes.OFF_BY_ONE, "i + 1:")},
-    "range(n)": {(code_changes.OFF_BY_ONE, "range(n + 1)")},
-    "a - b": {(code_changes.DROPPED, "a"), (code_changes.DROPPED, "-b")},
-    "f(x, key=y)": {(code_changes.DROPPED, "f(x)")},
-    "(a, b)": {(code_changes.DROPPED, "(a,)"), (code_changes.DROPPED, "(b,)")},
+    "a and b": {
+        (mutation_operators.NEGATED, "a or b"),
+        *((mutation_operators.DROPPED, left) for left in "ab"),
+    },
+    "x[i:]": {(mutation_operators.OFF_BY_ONE, "i + 1:")},
+    "range(n)": {(mutation_operators.OFF_BY_ONE, "range(n + 1)")},
+    "a - b": {(mutation_operators.DROPPED, "a"), (mutation_operators.DROPPED, "-b")},
+    "f(x, key=y)": {(mutation_operators.DROPPED, "f(x)")},
+    "(a, b)": {(mutation_operators.DROPPED, "(a,)"), (mutation_operators.DROPPED, "(b,)")},
 }
 
 
@@ -425,22 +432,22 @@ def test_operators_of_mutants_change_what_they_say(code, tmp_path):
     (path := tmp_path / "a.py").write_text(
         f"def g(default=3):\n    y = {code}\n    if y:\n        return y\n    y.x = 1\n"
     )
-    found = code_changes.changes_of(path)
+    found = mutation_operators.changes_of(path)
     changed = {(change.operator, change.becomes) for change in found}
-    assert changed >= OPERATORS[code] | {(code_changes.OFF_BY_ONE, "4"), (code_changes.OFF_BY_ONE, "2")}
+    assert changed >= OPERATORS[code] | {(mutation_operators.OFF_BY_ONE, "4"), (mutation_operators.OFF_BY_ONE, "2")}
     assert [change.becomes for change in found].count("pass") == 2  # the early exit and the assignment
     own = compile(path.read_text(), str(path), "exec")
-    made = [code_changes.changed(path, change.number) for change in found]
+    made = [mutation_operators.changed(path, change.number) for change in found]
     assert all(code.co_filename == str(path) and code.co_consts != own.co_consts for code in made)
 
 
 @pytest.mark.parametrize("room", code_mutants.ROOMS)
 def test_every_change_of_a_folder_is_code(room):
     path = max(code_mutants.sources(room), key=lambda path: path.stat().st_size)
-    found = code_changes.changes_of(path)
-    assert {change.operator for change in found} == set(code_changes.OPERATORS)
+    found = mutation_operators.changes_of(path)
+    assert {change.operator for change in found} == set(mutation_operators.OPERATORS)
     for change in found[:: max(len(found) // 8, 1)]:
-        code_changes.changed(path, change.number)
+        mutation_operators.changed(path, change.number)
 
 
 def square() -> onnx.ModelProto:
@@ -456,21 +463,21 @@ def test_a_network_that_runs_on_too_few_inputs_is_named_on_the_page(tmp_path, mo
         shape = onnx.numpy_helper.from_array(np.array([2, 4]), "shape")
         return graphs.model([node], [shape], [graphs.value("input", "batch", 4)], [graphs.value("y", 2, 4)])
 
-    monkeypatch.setattr(code_networks, "_graphs", lambda: iter([("fixed", fixed)]))
-    monkeypatch.setattr(code_networks, "_modules", lambda: iter(()))
-    monkeypatch.setattr(code_networks, "METHODS", ())
+    monkeypatch.setattr(mutation_test_networks, "_graphs", lambda: iter([("fixed", fixed)]))
+    monkeypatch.setattr(mutation_test_networks, "_modules", lambda: iter(()))
+    monkeypatch.setattr(mutation_test_networks, "METHODS", ())
     for _ in range(2):  # also where it was tried before
         known, left_out = code_mutants.prepared(tmp_path)
         assert (known, left_out) == ({}, {"fixed": "runs on few random inputs"})
-    found = json.loads(page.CODE_MUTANTS.read_text())
-    assert "left out: fixed (runs on few random inputs)." in page.code_mutants({**found, "left_out": left_out})
+    found = json.loads(result_page.CODE_MUTANTS.read_text())
+    assert "left out: fixed (runs on few random inputs)." in result_page.code_mutants({**found, "left_out": left_out})
 
 
 TRIED = """
-from torture import code_changes, code_mutants
+from torture import code_mutants, mutation_operators
 path = code_mutants.HOUSE / "algebra/channel_maps.py"
-changes = [c for c in code_changes.changes_of(path) if c.was == "second.matrix @ first.matrix"]
-code_changes.plant(path, next(c.number for c in changes if c.becomes == "second.matrix"))
+changes = [c for c in mutation_operators.changes_of(path) if c.was == "second.matrix @ first.matrix"]
+mutation_operators.plant(path, next(c.number for c in changes if c.becomes == "second.matrix"))
 import repaconv
 repaconv.fold("net.onnx", out="run", measure=False)
 """
@@ -491,13 +498,13 @@ def test_a_mutant_is_caught_by_the_chain_as_it_runs_for_everybody(tmp_path):
 
 
 def test_mutants_are_tried_with_every_rewrite(tmp_path):
-    (path := tmp_path / "all.toml").write_text(code_networks.target())
+    (path := tmp_path / "all.toml").write_text(mutation_test_networks.target())
     names = load_target(str(path)).forms["default"]
     assert {name for name in plugins.registered(plugins.REWRITES) if not name.endswith("-16")} == set(names)
     rewrites = [plugins.load(plugins.REWRITES, name) for name in names]
-    large = rewritten(code_networks.convolutions(*code_networks.KERNELS["winograd"]), rewrites)[1]
+    large = rewritten(mutation_test_networks.convolutions(*mutation_test_networks.KERNELS["winograd"]), rewrites)[1]
     assert "winograd" in {change.rewrite for change in large}
-    model = to_float64(code_networks.convolutions(*code_networks.KERNELS["slow kernels"]))
+    model = to_float64(mutation_test_networks.convolutions(*mutation_test_networks.KERNELS["slow kernels"]))
     after, changes = rewritten(model, rewrites)
     assert {change.rewrite for change in changes} >= {
         "lrn-as-conv", "resize-as-matmul", "softmax-as-quotient", "mish-as-quotient", "prelu-as-sum",
@@ -511,11 +518,11 @@ def test_mutants_are_tried_with_every_rewrite(tmp_path):
 def test_a_network_that_an_interrupted_run_left_half_made_is_made_again(tmp_path):
     (at := tmp_path / "square").mkdir()
     (at / "net.onnx").write_bytes(b"half")
-    make = partial(code_networks._made_graph, make=square)
-    assert code_networks._tried(at, make) == {}
+    make = partial(mutation_test_networks._made_graph, make=square)
+    assert mutation_test_networks._tried(at, make) == {}
     assert (at / "known.pt").is_file()
     made = (at / "net.onnx").stat().st_mtime_ns
-    assert code_networks._tried(at, make) == {}
+    assert mutation_test_networks._tried(at, make) == {}
     assert (at / "net.onnx").stat().st_mtime_ns == made
 
 
@@ -524,11 +531,11 @@ def test_what_a_mutant_wrote_is_held_against_the_network(tmp_path):
     model = square()
     (at := tmp_path / "written" / "run").mkdir(parents=True)
     onnx.save(model, tmp_path / "net.onnx")
-    torch.save(list(code_networks.runnable(model, "square")), tmp_path / "known.pt")
+    torch.save(list(mutation_test_networks.runnable(model, "square")), tmp_path / "known.pt")
     weights = onnx.numpy_helper.to_array(model.graph.initializer[1]).copy()
     shares = []
     for by in (1, 1 + 1e-3):
         model.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array((weights * by).astype("float32"), "v"))
         onnx.save(model, at / "net.folded.onnx")
-        shares.append(code_networks.wrong(tmp_path, at.parent)[1])
+        shares.append(mutation_test_networks.wrong(tmp_path, at.parent)[1])
     assert shares[0] < 0.25 < 1 < shares[1]

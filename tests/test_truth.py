@@ -7,12 +7,12 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-import foreign_faults
 import numpy as np
 import onnx
+import planted_graph_faults
 import pytest
-from foreign_faults import F, Net, norm, normal, weight
 from onnx import numpy_helper
+from planted_graph_faults import F, Net, norm, normal, weight
 from test_fold_proof import planted
 
 import repaconv as rc
@@ -494,7 +494,7 @@ def test_half_of_the_images_left_out_is_not_more_than_half(out, reason):
 @pytest.mark.parametrize(("seed", "by"), [(0, 1.5), (3, 1.01), (4, 1.5), (37, 1.01)])
 def test_what_a_choice_by_rounding_gathers_is_verified_in_float64_where_float32_tells_nothing(monkeypatch, seed, by):
     """As of boxes in the order of their scores: other rows of a table whose numbers are mostly zero."""
-    monkeypatch.setattr(foreign_faults, "RANDOM", np.random.default_rng(seed))
+    monkeypatch.setattr(planted_graph_faults, "RANDOM", np.random.default_rng(seed))
     last = [
         ("Reshape", "e flat", "f", {}), ("TopK", "f most", "values indices", {"axis": 1}),
         ("Gather", "table indices", "y", {"axis": 0}),

@@ -18,9 +18,9 @@ import onnx_ir as ir
 import pytest
 import torch
 from conftest import TINY
-from foreign_faults import F, Net, norm, normal
-from forms_page import PAGE, page
 from onnx import numpy_helper
+from planted_graph_faults import F, Net, norm, normal
+from rewrites_page import PAGE, page
 
 import repaconv as package
 from repaconv import models
@@ -1052,7 +1052,7 @@ def test_of_a_preset_the_rewrites_are_left_out_that_are_wrong_on_this_graph(tmp_
 
 
 def test_the_page_of_forms_is_of_the_rewrites_that_there_are():
-    assert PAGE.read_text() == page(), "run python tests/forms_page.py"
+    assert PAGE.read_text() == page(), "run python tests/rewrites_page.py"
 
 
 def test_what_is_tuned_for_another_runtime_is_exported_and_measured_as_it_was(repaconv, tiny):

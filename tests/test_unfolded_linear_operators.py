@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from foreign_faults import F, Net
+from planted_graph_faults import F, Net
 
 from repaconv.graph.models_in_onnx_ir import read
 from repaconv.rewrites.fold.unfolded_linear_operators import unfolded_operators

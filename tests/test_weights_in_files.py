@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from foreign_faults import F, Net
+from planted_graph_faults import F, Net
 
 from repaconv.graph import weights_in_files
 from repaconv.graph.float64_rewriting import is_only_rounded, rewritten_in_float64, rounded_to_float32

@@ -17,9 +17,18 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from torture import checkpoints, crafted, disks, graphs, kills, long_kills, others, warm
-from torture.arena import Case, outcomes
-from torture.page import PAGE, RESULT, collated, written
+from torture import (
+    checkpoints,
+    crafted_arrays_and_messages,
+    damaged_artefacts,
+    full_disks,
+    graphs,
+    killed_long_commands,
+    killed_stages,
+    preloaded_imports,
+)
+from torture.result_page import PAGE, RESULT, collated, written
+from torture.sandbox import Case, outcomes
 
 AT_ONCE = 100
 
@@ -30,17 +39,17 @@ def batches() -> dict[str, Callable[[], Iterable[Case]]]:
         "hostile": checkpoints.hostile,
         "strange": checkpoints.strange,
         "graphs": graphs.hostile,
-        "crafted": crafted.hostile,
+        "crafted": crafted_arrays_and_messages.hostile,
     }
     found |= {f"damaged-{n:03}": partial(checkpoints.damaged, AT_ONCE, n) for n in range(100)}
     found |= {f"weights-{n:03}": partial(checkpoints.other_weights, AT_ONCE, n) for n in range(10)}
     found |= {f"graphs-{n:03}": partial(graphs.damaged, AT_ONCE, n) for n in range(20)}
-    found |= {f"texts-{n:03}": partial(others.texts, AT_ONCE, n) for n in range(16)}
-    found |= {f"runs-{n:03}": partial(others.runs_damaged, AT_ONCE, n) for n in range(4)}
-    found |= {f"messages-{n:03}": partial(crafted.messages, AT_ONCE, n) for n in range(2)}
-    found |= {f"kills-{n:03}": partial(kills.killed, AT_ONCE, n) for n in range(3)}
-    found |= {f"kills-{name}": partial(long_kills.killed, name, 20) for name in long_kills.STAGES}
-    found |= {f"disks-{name}": partial(disks.full, name) for name in disks.STAGES}
+    found |= {f"texts-{n:03}": partial(damaged_artefacts.texts, AT_ONCE, n) for n in range(16)}
+    found |= {f"runs-{n:03}": partial(damaged_artefacts.runs_damaged, AT_ONCE, n) for n in range(4)}
+    found |= {f"messages-{n:03}": partial(crafted_arrays_and_messages.messages, AT_ONCE, n) for n in range(2)}
+    found |= {f"kills-{n:03}": partial(killed_stages.killed, AT_ONCE, n) for n in range(3)}
+    found |= {f"kills-{name}": partial(killed_long_commands.killed, name, 20) for name in killed_long_commands.STAGES}
+    found |= {f"disks-{name}": partial(full_disks.full, name) for name in full_disks.STAGES}
     return found
 
 
@@ -73,7 +82,7 @@ def main() -> int:
     parser.add_argument("--batches", type=int, default=1 << 30, help="stop after this many")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    warm.up()
+    preloaded_imports.up()
     left = missing(asked.folder)
     for name, cases in [each for each in left.items() if asked.only in each[0]][: asked.batches]:
         run(name, list(cases()), (asked.folder / f"{name}.json").absolute())

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import damage
+import file_damage
 import torch
 from safetensors.torch import save
 
@@ -18,8 +18,8 @@ import repaconv
 from repaconv.checkpoints import read_checkpoint
 from repaconv.core.errors import Refused
 from torture import containers, pickles
-from torture.arena import Case
-from torture.nets import METHODS, Net, net
+from torture.sandbox import Case
+from torture.small_checkpoints import METHODS, Net, net
 
 QUICK = ("repavit-mixer", "riformer", "dwconv", "nondeep")
 """Nets that fold in a tenth of a second."""
@@ -99,23 +99,23 @@ def damaged(count: int, seed: int) -> Iterator[Case]:
     files = {(container, name): in_container(container, net(name)) for name in QUICK for container in CONTAINERS}
     for number in range(count):
         container, name = rng.choice(CONTAINERS), rng.choice(QUICK)
-        change = rng.choice(damage.DAMAGES)
+        change = rng.choice(file_damage.DAMAGES)
         times, own = rng.choice([1, 1, 1, 2, 5]), rng.randrange(1 << 60)
         make = partial(_damaged, files[container, name], change, times, own)
         read = partial(compared, told=net(name), silent=container in CHECKED)
         yield Case("damaged checkpoints", f"{seed}.{number} {name} in {container}: {change.__name__}", make, read)
 
 
-def _damaged(whole: bytes, change: damage.Damage, times: int, seed: int, folder: Path) -> Path:
-    (folder / "c.pth").write_bytes(damage.changed(whole, times, random.Random(seed), change))
+def _damaged(whole: bytes, change: file_damage.Damage, times: int, seed: int, folder: Path) -> Path:
+    (folder / "c.pth").write_bytes(file_damage.changed(whole, times, random.Random(seed), change))
     return folder / "c.pth"
 
 
 def compared(path: Path, told: Net, silent: bool) -> str:
     """The same weights as were saved; other ones may be had only of a container that has no checksums."""
     found = dict(read_checkpoint(path).tensors)
-    whole = damage.same(found, {name: value for name, value in told.weights.items() if "num_batches" not in name})
-    whole = whole or damage.same(found, _as_read(told))
+    whole = file_damage.same(found, {name: value for name, value in told.weights.items() if "num_batches" not in name})
+    whole = whole or file_damage.same(found, _as_read(told))
     if whole:
         repaconv.inspect(path, settings=told.settings)
         return "the same"

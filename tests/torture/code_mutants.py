@@ -3,10 +3,10 @@ that folds, rewrites, reads or exports a network. Does any pass while its graph 
 
     PYTHONPATH=tests:benchmarks python -m torture.code_mutants FOLDER [--count 100] [--seed 42] [--operators NAME ...]
 
-Each mutant is tried on four networks that run its line (`torture.code_networks`), by the chain as every user runs it.
-Everything that was written is then compared with the original network by code without the change, in another process,
-on other inputs. The mutants are drawn by the seed alone, as many of each folder and operator. It may be interrupted,
-and resumes.
+Each mutant is tried on four networks that run its line (`torture.mutation_test_networks`), by the commands as every
+user runs them. Everything that was written is then compared with the original network by code without the change, in
+another process, on other inputs. The mutants are sampled with the seed alone, as many of each folder and operator. An
+interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from torture import code_changes, code_networks
-from torture.children import in_a_child
+from torture import mutation_operators, mutation_test_networks
+from torture.child_process import in_a_child
 
 HOUSE = Path(__file__).resolve().parents[2] / "repaconv"
 RESULT = HOUSE.parent / "benchmarks" / "results" / "code_mutants.json"
@@ -50,7 +50,7 @@ class Mutant(NamedTuple):
 
     room: str
     file: str
-    change: code_changes.Change
+    change: mutation_operators.Change
     networks: tuple[str, ...]
 
 
@@ -73,7 +73,7 @@ def traced(net: Path, at: Path) -> tuple[list[tuple[str, int]], str]:
 
     threading.settrace(call)
     sys.settrace(call)
-    told = code_networks.run(net, at)
+    told = mutation_test_networks.run(net, at)
     sys.settrace(None)
     return sorted((str(Path(file).relative_to(HOUSE)), number) for file, number in seen), told
 
@@ -85,7 +85,7 @@ def prepared(at: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """
     networks, found, left_out = at / "networks", dict[str, Any](), dict[str, str]()
     networks.mkdir(parents=True, exist_ok=True)
-    problems = in_a_child(partial(code_networks.made, networks), 900)
+    problems = in_a_child(partial(mutation_test_networks.made, networks), 900)
     if isinstance(problems, str):
         raise SystemExit(f"the networks were not all made ({problems}): run it again, it resumes")
     left_out |= problems
@@ -96,7 +96,11 @@ def prepared(at: Path) -> tuple[dict[str, Any], dict[str, str]]:
         if not (net / "lines.json").is_file():
             with tempfile.TemporaryDirectory() as scratch:
                 told = in_a_child(partial(traced, net, Path(scratch)), 300)
-                off = in_a_child(partial(code_networks.wrong, net, Path(scratch))) if isinstance(told, list) else told
+                off = (
+                    in_a_child(partial(mutation_test_networks.wrong, net, Path(scratch)))
+                    if isinstance(told, list)
+                    else told
+                )
             sound = isinstance(off, list)
             sys.stdout.write(
                 f"{net.name}: {f'{len(told[0])} lines, off by {off[1]:.2g}, {off[0]}' if sound else off}\n"
@@ -117,8 +121,8 @@ def mutants(known: dict[str, Any], seed: int, operators: Iterable[str]) -> list[
     cells: dict[tuple[str, str], list[Mutant]] = defaultdict(list)
     for room in ROOMS:
         for path in sources(room):
-            file, events, body = str(path.relative_to(HOUSE)), code_changes.lines_of(path), _bodies(path)
-            for change in code_changes.changes_of(path):
+            file, events, body = str(path.relative_to(HOUSE)), mutation_operators.lines_of(path), _bodies(path)
+            for change in mutation_operators.changes_of(path):
                 own, statement, first = change.lines
                 runs = []
                 for name, seen in lines.items():
@@ -146,7 +150,7 @@ def _bodies(path: Path) -> set[int]:
     }
 
 
-def _at_import(change: code_changes.Change, body: set[int]) -> bool:
+def _at_import(change: mutation_operators.Change, body: set[int]) -> bool:
     """Whether it is in a default."""
     return change.lines[0] not in body and change.lines[0] < change.lines[2]
 
@@ -169,22 +173,22 @@ def _ended(mutant: Mutant, net: Path, sound: str, at: Path) -> tuple[str, str]:
         return ended[0], ended[1]
     if ended[1] == sound:
         return "the same", ""
-    off = in_a_child(partial(code_networks.wrong, net, at), 180)
+    off = in_a_child(partial(mutation_test_networks.wrong, net, at), 180)
     if isinstance(off, str):
         return "survived", f"the comparison ended with {off}"
     if off[1] > 1:
         return "survived", f"{off[1]:.3g} of what is allowed ({off[0]})"
-    if discarded := code_networks.discarded(at):
+    if discarded := mutation_test_networks.discarded(at):
         return discarded
     return "as good", f"{off[1]:.3g} of what is allowed ({off[0]})"
 
 
 def _mutated(mutant: Mutant, net: Path, at: Path) -> list[str]:
-    code_changes.plant(HOUSE / mutant.file, mutant.change.number)
+    mutation_operators.plant(HOUSE / mutant.file, mutant.change.number)
     from repaconv.core.errors import GateFailed, RepaconvError
 
     try:
-        return ["passed", code_networks.run(net, at)]
+        return ["passed", mutation_test_networks.run(net, at)]
     except GateFailed as error:
         return ["caught", error.code]
     except RepaconvError as error:
@@ -220,7 +224,9 @@ def main() -> None:
     options.add_argument("folder", type=Path, help="the networks, and what was tried")
     options.add_argument("--count", type=int, default=100, help="mutants [default: 100]")
     options.add_argument("--seed", type=int, default=42)
-    options.add_argument("--operators", nargs="+", choices=code_changes.OPERATORS, default=code_changes.OPERATORS)
+    options.add_argument(
+        "--operators", nargs="+", choices=mutation_operators.OPERATORS, default=mutation_operators.OPERATORS
+    )
     options.add_argument(
         "-o", "--out", type=Path, default=RESULT, help="[default: benchmarks/results/code_mutants.json]"
     )

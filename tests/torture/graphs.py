@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import damage
+import file_damage
 import numpy as np
 import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import repaconv
 from repaconv.stages.inspect.stage import inspect_file
-from torture.arena import Case
+from torture.sandbox import Case
 
 F = TensorProto.FLOAT
 SECRET = "root:x:0:0"
@@ -357,11 +357,11 @@ def damaged(count: int, seed: int) -> Iterator[Case]:
     rng = random.Random(seed)
     files = {name: made().SerializeToString() for name, made in SOUND.items()}
     for number in range(count):
-        name, change = rng.choice(sorted(files)), rng.choice(damage.DAMAGES)
+        name, change = rng.choice(sorted(files)), rng.choice(file_damage.DAMAGES)
         make = partial(_damaged, files[name], change, rng.choice([1, 1, 2, 5]), rng.randrange(1 << 60))
         yield Case("ONNX, damaged", f"{seed}.{number} {name}: {change.__name__}", make, both)
 
 
-def _damaged(content: bytes, change: damage.Damage, times: int, seed: int, folder: Path) -> Path:
-    (folder / "c.onnx").write_bytes(damage.changed(content, times, random.Random(seed), change))
+def _damaged(content: bytes, change: file_damage.Damage, times: int, seed: int, folder: Path) -> Path:
+    (folder / "c.onnx").write_bytes(file_damage.changed(content, times, random.Random(seed), change))
     return folder / "c.onnx"

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from itertools import pairwise
 
-from torture.arena import MARKER
+from torture.sandbox import MARKER
 
 TOUCH = f"touch {MARKER}"
 P = b"\x80\x02"

@@ -1,6 +1,6 @@
 """make arm: engines for arm64, run by the real aarch64 ONNX Runtime under emulation, against the x86-64 one.
 
-    python tests/arm.py [FOLDER]
+    python tests/arm64_emulation.py [FOLDER]
 
 An opt-in job of some minutes. It needs Debian bookworm's apt and dpkg, no root: packages of the other architecture are
 downloaded and unpacked into the folder, with Debian's emulator and ONNX Runtime's own wheel. The emulated processor is
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from faults import META, SETTINGS
+from planted_faults import META, SETTINGS
 
 import repaconv as rc
 from repaconv.core import plugins

@@ -1,6 +1,6 @@
 """Files that were damaged on the way: what became of them is a refusal by its name, or the same weights.
 
-``python tests/damage.py CASES [SEED]`` makes so many and prints what became of them.
+``python tests/file_damage.py CASES [SEED]`` makes so many and prints what became of them.
 """
 
 from __future__ import annotations

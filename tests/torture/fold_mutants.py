@@ -1,6 +1,6 @@
 """Mistakes of our own, planted into the folds while they run: does the proof that each fold brings catch them?
 
-    PYTHONPATH=tests python -m torture.planted FOLDER [--count 300] [-o result.json]
+    PYTHONPATH=tests python -m torture.fold_mutants FOLDER [--count 300] [-o result.json]
 
 One small change in one function (a sign, an operator, a
 term, an index, a comparison), then folds of small networks that run that very line, and their exports. No test looks at
@@ -25,15 +25,15 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-import foreign_faults
 import onnx
+import planted_graph_faults
 import torch
 
 import repaconv
 from repaconv.core.errors import GateFailed, RepaconvError
-from torture import graphs, page, warm
-from torture.children import in_a_child
-from torture.nets import net
+from torture import graphs, preloaded_imports, result_page
+from torture.child_process import in_a_child
+from torture.small_checkpoints import net
 
 HOUSE = Path(repaconv.__file__).parent
 ROOMS = ("algebra/*.py", "methods/*/paper_equations.py", "rewrites/*/*.py", "graph/*.py", "onnx_export/*.py")
@@ -41,12 +41,12 @@ STRATA = (("algebra", "methods"), ("rewrites",), ("graph", "onnx_export"))
 """The papers' algebra, what rewrites a graph, and what sees one (shapes, indexing, attention) or writes it."""
 NETWORKS = 4
 """On so many networks that run its line a mistake is tried."""
-RESULT = page.PLANTED
+RESULT = result_page.PLANTED
 CHECKPOINTS = ("repavit-mixer", "riformer", "dwconv", "nondeep", "repvgg", "pyra")
 GRAPHS = {
     "convolution": graphs.convolution,
     "tokens": graphs.tokens,
-    **{name: foreign_faults.NETS[name].model for name in ("encoder", "cross", "pixels", "rows", "gated")},
+    **{name: planted_graph_faults.NETS[name].model for name in ("encoder", "cross", "pixels", "rows", "gated")},
 }
 Line = tuple[str, int]
 
@@ -268,7 +268,7 @@ def main() -> None:
     given = options.parse_args()
     at, count = given.folder, given.count
     at.mkdir(parents=True, exist_ok=True)
-    warm.up()
+    preloaded_imports.up()
     for name in CHECKPOINTS:
         net(name)  # made by code without the change
     known = at / "traced.json"
@@ -300,7 +300,7 @@ def main() -> None:
     sys.stdout.write(f"{dict(Counter(row['ended'] for row in rows))}\n")
     given.out.write_text(json.dumps(rows, indent=1) + "\n")
     if given.out == RESULT:
-        page.PAGE.write_text(page.written(json.loads(page.RESULT.read_text())))
+        result_page.PAGE.write_text(result_page.written(json.loads(result_page.RESULT.read_text())))
 
 
 if __name__ == "__main__":

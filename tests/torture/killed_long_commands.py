@@ -1,4 +1,4 @@
-"""`run`, `tune` and `sweep` killed at random moments, as the stages of which they are made are in `torture.kills`."""
+"""`run`, `tune` and `sweep` killed at random moments; `torture.killed_stages` kills single stages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 import repaconv
 from repaconv.distributed.sweep import sweep
-from torture import kills, others
-from torture.arena import Case
-from torture.nets import net
+from torture import damaged_artefacts, killed_stages
+from torture.sandbox import Case
+from torture.small_checkpoints import net
 
 SETTINGS = "\n".join(f"{name} = {value!r}" for name, value in net("riformer").settings.items())
 RECIPE = f"""checkpoint = "c.pth"
@@ -61,9 +61,9 @@ def _sweep(at: Path) -> object:
     return done
 
 
-STAGES: dict[str, tuple[kills.Stage, Callable[[Path], None], float]] = {
+STAGES: dict[str, tuple[killed_stages.Stage, Callable[[Path], None], float]] = {
     "run": (_run, _bare, 9.0),
-    "tune": (_tune, kills.with_a_run, 5.0),
+    "tune": (_tune, killed_stages.with_a_run, 5.0),
     "sweep": (_sweep, _bare, 5.0),
 }
 """By name: the stage, what is there before, and seconds that it takes on a quiet machine."""
@@ -71,7 +71,7 @@ STAGES: dict[str, tuple[kills.Stage, Callable[[Path], None], float]] = {
 
 def killed(name: str, count: int) -> Iterator[Case]:
     """One of them, at so many moments."""
-    others.whole_run()
+    damaged_artefacts.whole_run()
     rng, (stage, prepare, seconds) = random.Random(name), STAGES[name]
     for number in range(count):
-        yield kills.case(name, f"{number}", (stage, prepare), rng.random() * seconds)
+        yield killed_stages.case(name, f"{number}", (stage, prepare), rng.random() * seconds)

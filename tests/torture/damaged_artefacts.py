@@ -16,7 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import damage
+import file_damage
 import numpy as np
 import torch
 from PIL import Image
@@ -31,8 +31,8 @@ from repaconv.results import Baselines, Preprocessing
 from repaconv.sources.named_architectures import of_folder
 from repaconv.stages.recipe.recipe_file import read_recipe
 from repaconv.verification.input_batches import image_inputs, npz_inputs
-from torture.arena import Case
-from torture.nets import net
+from torture.sandbox import Case
+from torture.small_checkpoints import net
 
 RECIPE = """checkpoint = "c.pth"
 force = false
@@ -96,7 +96,7 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
         return json.dumps(edited(json.loads(content), rng)).encode()
     if rng.random() < 0.03:
         return rng.choice([b"", b"null", b"[]", b"7", _nested(100_000).encode(), b"\xff\xfe{}", b'{"a":' * 50_000])
-    return damage.changed(content, rng.choice([1, 1, 2, 5]), rng)
+    return file_damage.changed(content, rng.choice([1, 1, 2, 5]), rng)
 
 
 # --- runs ---------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ import repaconv
 from repaconv.core.errors import EnvironmentProblem
 from repaconv.core.files import PART
 from repaconv.distributed.sweep import sweep
-from torture import kills, long_kills, others
-from torture.arena import Case
-from torture.kills import Prepare, Stage
+from torture import damaged_artefacts, killed_long_commands, killed_stages
+from torture.killed_stages import Prepare, Stage
+from torture.sandbox import Case
 
 BYTES = os.sysconf("SC_PAGESIZE")
 ROOMY = {"size": 64 << 20, "nr_inodes": 4096}
@@ -57,9 +57,9 @@ def _bundle(at: Path) -> object:
 @cache
 def _for_a_board() -> Path:
     """A run with an export for one, made by a child."""
-    at = others.scratch("torture-board-")
-    kills.with_a_run(at)
-    assert not kills.told_by(lambda at: repaconv.export(at / "run", target="orin-nano"), at)
+    at = damaged_artefacts.scratch("torture-board-")
+    killed_stages.with_a_run(at)
+    assert not killed_stages.told_by(lambda at: repaconv.export(at / "run", target="orin-nano"), at)
     return at
 
 
@@ -78,13 +78,13 @@ SOME = {"pages": range(0, 45, 6), "files": range(0, 16, 3)}
 MORE = {"pages": range(0, 97, 8), "files": range(0, 33, 4)}
 BUT = ("build, again", "export, of another fold")
 STAGES: dict[str, tuple[Stage, Prepare, dict[str, range]]] = {
-    **{name: (*rest, EVERY) for name, rest in kills.BY_STEPS.items() if name not in BUT},
-    "report": (_report, kills.with_a_run, EVERY),
+    **{name: (*rest, EVERY) for name, rest in killed_stages.BY_STEPS.items() if name not in BUT},
+    "report": (_report, killed_stages.with_a_run, EVERY),
     "bundle": (_bundle, _with_a_board, EVERY),
-    "export to int8": (_int8, kills.with_a_run, SOME),
-    "run": (_run, long_kills.STAGES["run"][1], MORE),
-    "sweep": (_sweep, long_kills.STAGES["sweep"][1], SOME),
-    "tune": (*long_kills.STAGES["tune"][:2], SOME),
+    "export to int8": (_int8, killed_stages.with_a_run, SOME),
+    "run": (_run, killed_long_commands.STAGES["run"][1], MORE),
+    "sweep": (_sweep, killed_long_commands.STAGES["sweep"][1], SOME),
+    "tune": (*killed_long_commands.STAGES["tune"][:2], SOME),
 }
 """By name: the stage, what is there before, and the rooms that are left to it, up to what is enough."""
 
@@ -135,11 +135,11 @@ def ended_with(room: Room, stage: Stage, prepare: Prepare, at: Path) -> str:
     (at / "tmp").mkdir()
     prepare(at)
     leave(at, room)
-    said = kills.told_by(partial(_all_on_it, stage), at)
+    said = killed_stages.told_by(partial(_all_on_it, stage), at)
     assert not said or said.startswith("write.failed: "), said
     _require_whole(at)
     leave(at, Room())
-    again = kills.told_by(partial(_all_on_it, stage), at)
+    again = killed_stages.told_by(partial(_all_on_it, stage), at)
     assert not again, f"after {said!r}, and with room: {again}"
     _require_whole(at)
     return "refused" if said else "sound"
@@ -154,14 +154,14 @@ def _all_on_it(stage: Stage, at: Path) -> object:
 
 
 def _require_whole(at: Path) -> None:
-    kills.require_whole(at)
+    killed_stages.require_whole(at)
     left = [path for path in at.rglob("*") if path.name.endswith(PART) or path.parent.name == "tmp"]
     assert not left, f"left behind: {left}"
 
 
 def full(name: str) -> Iterator[Case]:
     """A stage with every room that it is given."""
-    others.whole_run()  # by a child that listens to nothing
+    damaged_artefacts.whole_run()  # by a child that listens to nothing
     stage, prepare, rooms = STAGES[name]
     for what, lefts in rooms.items():
         for left in lefts:

@@ -1,4 +1,6 @@
-"""The kit on a machine as bare as the one that it is for: `python tests/gpu_bare.py FOLDER [PYTHON]`; `make gpu-bare`.
+"""`make gpu-bare`: the GPU kit on a machine that has only Python, torch and NumPy, as a rented GPU machine has.
+
+    python tests/gpu_kit_bare_machine.py FOLDER [PYTHON]
 
 Not a test of the suite: it downloads gigabytes, and makes engines of all five methods at their published sizes.
 A Python with torch and NumPy alone, no network, pieces one at a time; what needs a card is *not verified here*.

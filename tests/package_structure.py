@@ -1,4 +1,4 @@
-"""``python tests/structure.py`` writes the table of packages in CONTRIBUTING.md, which follows from the imports."""
+"""The imports between packages. ``python tests/package_structure.py`` writes their table in CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "repaconv"
 PAGE = ROOT / "CONTRIBUTING.md"
-BEGIN, END = "<!-- packages: written by tests/structure.py -->\n", "<!-- end of packages -->\n"
+BEGIN, END = "<!-- packages: written by tests/package_structure.py -->\n", "<!-- end of packages -->\n"
 
 
 @cache

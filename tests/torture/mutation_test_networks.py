@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Feeds = dict[str, Array]
 METHODS = ("repavit", "repavit-swin", "repavit-mixer", "nondeep", "riformer", "dwconv", "pyra", "repvgg", "mobileone")
-"""Of `torture.nets`: checkpoints that are folded by their method and exported."""
+"""Of `torture.small_checkpoints`: checkpoints that are folded by their method and exported."""
 DEPLOYED = ("repavit", "nondeep", "riformer", "dwconv", "pyra", "repconv")
 """Of test_forms: small graphs for what rewrites a graph to make it faster."""
 KERNELS = {"slow kernels": (16, 16), "winograd": (96, 32)}
@@ -63,8 +63,8 @@ moves the original; of a module in float64, by `EXACT`. What sound folds reach o
 
 
 def _graphs() -> Iterator[tuple[str, Callable[[], onnx.ModelProto]]]:
-    import foreign_faults
-    import foreign_nets
+    import planted_graph_faults
+    import reimplemented_training_networks
     import small_graphs
     import test_fold_random
     import test_forms
@@ -72,19 +72,22 @@ def _graphs() -> Iterator[tuple[str, Callable[[], onnx.ModelProto]]]:
 
     from torture import graphs
 
-    for name, net in foreign_faults.NETS.items():
+    for name, net in planted_graph_faults.NETS.items():
         yield name, net.model
     yield "convolution", graphs.convolution
     yield "tokens", graphs.tokens
     yield "classes", lambda: onnx.load(small_graphs.tokens())
-    plain = partial(foreign_nets.exported, shape=(2, 3, 16, 16), opset=17)
+    plain = partial(reimplemented_training_networks.exported, shape=(2, 3, 16, 16), opset=17)
     for rule in ("where", "index put", "written mask", "two"):
-        yield f"repavit, {rule}", partial(plain, foreign_nets.repavit(rule)[0], dynamo=False, free=True)
+        yield (
+            f"repavit, {rule}",
+            partial(plain, reimplemented_training_networks.repavit(rule)[0], dynamo=False, free=True),
+        )
     for value, dynamo in (("sum", False), ("output", True)):
-        net = foreign_nets.nondeep(value, 2, 3, bias=True)[0]
+        net = reimplemented_training_networks.nondeep(value, 2, 3, bias=True)[0]
         yield f"nondeep, {value}", partial(plain, net, dynamo=dynamo, free=not dynamo)
     for norm in ("LN2d", "GN"):
-        net = foreign_nets.riformer(norm)[0]
+        net = reimplemented_training_networks.riformer(norm)[0]
         yield f"riformer, {norm}", partial(plain, net, shape=(2, 3, 32, 32), dynamo=False, free=True)
     for seed in range(6):
         maker = test_fold_random.Maker(40 + seed, image=bool(seed % 2))
@@ -141,7 +144,7 @@ def _by_hand(text: str) -> onnx.ModelProto:
 def _nearly(seed: int) -> onnx.ModelProto:
     """A network that nearly has the form that a fold looks for."""
     import test_fold_random
-    from mutants import Mutant
+    from graph_mutants import Mutant
 
     name = ("riformer", "repavit", "nondeep")[seed % 3]
     for n in range(100):
@@ -159,16 +162,16 @@ def _single(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _modules() -> Iterator[tuple[str, Callable[[], tuple[torch.nn.Module, tuple[int, ...], bool]]]]:
     """Live modules, the shape of an input, and whether an example is needed."""
-    import foreign_nets
+    import reimplemented_training_networks
     import test_live
     import test_live_structure as structure
     import test_live_whole as whole
     from torch import nn
 
     image, tokens = (3, 16, 16), (5, 8)
-    yield "live repavit", lambda: (foreign_nets.repavit("cat")[0], image, True)
-    yield "live nondeep", lambda: (foreign_nets.nondeep("sum", 2, 3, bias=True)[0], image, True)
-    yield "live riformer", lambda: (foreign_nets.riformer("LN2d")[0], (3, 32, 32), True)
+    yield "live repavit", lambda: (reimplemented_training_networks.repavit("cat")[0], image, True)
+    yield "live nondeep", lambda: (reimplemented_training_networks.nondeep("sum", 2, 3, bias=True)[0], image, True)
+    yield "live riformer", lambda: (reimplemented_training_networks.riformer("LN2d")[0], (3, 32, 32), True)
     yield "live idle", lambda: (test_live.trained(test_live.OwnNet()), tokens, False)
     yield "live scaled", lambda: (nn.Sequential(test_live.ScaledBlock()), tokens, False)
     yield "live branches", lambda: (test_live.trained(structure.Net()), (3, 9, 7), False)
@@ -276,7 +279,7 @@ def _made_checkpoint(at: Path, name: str) -> None:
     from repaconv.core.run_folder import Run
     from repaconv.sources.source_model import TRAINING
     from repaconv.sources.source_of_run import source_model_of
-    from torture.nets import net
+    from torture.small_checkpoints import net
 
     at.mkdir()
     own = net(name)

@@ -24,9 +24,9 @@ import repaconv
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, RepaconvError
 from repaconv.core.files import stage_of
-from torture import graphs, others
-from torture.arena import Case
-from torture.nets import HEADS, net, plain
+from torture import damaged_artefacts, graphs
+from torture.sandbox import Case
+from torture.small_checkpoints import HEADS, net, plain
 
 Stage = Callable[[Path], object]
 Prepare = Callable[[Path], None]
@@ -69,9 +69,9 @@ def _bare(at: Path) -> None:
 
 def with_a_run(at: Path) -> None:
     """A run with an export, a verification and an engine."""
-    shutil.copytree(others.whole_run(), at, dirs_exist_ok=True)
+    shutil.copytree(damaged_artefacts.whole_run(), at, dirs_exist_ok=True)
     fold = at / "run/fold.json"
-    fold.write_text(fold.read_text().replace(str(others.whole_run()), str(at)))
+    fold.write_text(fold.read_text().replace(str(damaged_artefacts.whole_run()), str(at)))
 
 
 def _without(*names: str) -> Prepare:
@@ -182,7 +182,7 @@ def _until(last: int, stage: Stage, at: Path) -> object:
 
 
 def killed(count: int, seed: int) -> Iterator[Case]:
-    others.whole_run()
+    damaged_artefacts.whole_run()
     rng = random.Random(seed)
     names = [name for name, (_, _, _, often) in STAGES.items() for _ in range(often)]
     for number in range(count):

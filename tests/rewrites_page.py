@@ -1,4 +1,4 @@
-"""docs/rewrites.md, as it follows from the rewrites that are registered: python tests/forms_page.py writes it."""
+"""docs/rewrites.md, as it follows from the rewrites that are registered: python tests/rewrites_page.py writes it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Faults that people really make, planted into the real pipeline, and what the gate must name.
 
-tests/test_faults.py runs every row and holds docs/planted-faults.md to them; `python tests/faults.py` writes that page.
+tests/test_faults.py runs every row and holds docs/planted-faults.md to them; `python tests/planted_faults.py` writes that page.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import foreign_faults
 import numpy as np
 import onnx
+import planted_graph_faults
 import torch
 from onnx import numpy_helper
 from torch import nn
@@ -304,7 +304,7 @@ passes.
     return (
         head
         + "".join(f"| {what} | `{link}` | `{module}` |\n" for what, link, module in rows)
-        + foreign_faults.section()
+        + planted_graph_faults.section()
     )
 
 

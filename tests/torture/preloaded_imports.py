@@ -9,7 +9,7 @@ import torch
 
 import repaconv
 from repaconv.core import plugins
-from torture.nets import net
+from torture.small_checkpoints import net
 
 
 def up() -> None:

@@ -1,7 +1,8 @@
-"""Small graphs as others write them, and folds of them that are wrong: each computes something else, if only a little.
+"""Small ONNX graphs as exporters write them, and faults of folds of these graphs.
 
-tests/test_fold_proof.py plants every row; `python tests/faults.py` writes them into docs/planted-faults.md. A fault is
-planted into the graph that the fold starts from, behind the back of the proof: what is folded is another graph.
+A fault changes the graph that the fold starts from, without the knowledge of the verification. The folded graph then
+computes something else, if only a little. tests/test_fold_proof.py plants every fault; `python tests/planted_faults.py`
+writes their table into docs/planted-faults.md.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from repaconv.core.files import sha256_of_bytes
 from repaconv.distributed.benchmark_jobs import Job, Model, checked_result, run_job, target_definition
 from repaconv.results import BenchArtefact
 from repaconv.stages.bench.options import BenchOptions
-from torture import graphs, others
-from torture.arena import MARKER, Case
+from torture import damaged_artefacts, graphs
+from torture.sandbox import MARKER, Case
 
 SOUND = np.zeros((2, 3, 8, 8), np.float32)
 
@@ -207,8 +207,8 @@ def _job(rng: random.Random) -> tuple[Any, dict[str, bytes]]:
     content = _model()
     own = sha256_of_bytes(content)
     plain = _asked(content)
-    contents = {own: rng.choice([content, content[:-1], b"", others.damaged(content, rng)])}
-    return others.edited(plain, rng), rng.choice([contents, {}, {"0" * 64: content}])
+    contents = {own: rng.choice([content, content[:-1], b"", damaged_artefacts.damaged(content, rng)])}
+    return damaged_artefacts.edited(plain, rng), rng.choice([contents, {}, {"0" * 64: content}])
 
 
 def _read_job(path: Path) -> str:
@@ -221,7 +221,7 @@ def _read_job(path: Path) -> str:
 @cache
 def _answer() -> dict[str, Any]:
     """What a machine says to a job, measured by a child: runtimes leave threads behind."""
-    told = others.scratch("torture-answer-") / "answer.json"
+    told = damaged_artefacts.scratch("torture-answer-") / "answer.json"
     child = os.fork()
     if not child:
         content = _model()
@@ -236,7 +236,7 @@ def _read_answer(path: Path) -> str:
     rng, plain = random.Random(int(path.read_text())), _answer()
     sha256s = tuple(Model(name=row["name"], sha256=row["sha256"]) for row in plain["latencies"])
     order = BenchOptions(batch=plain["batch"], threads=plain["threads"], rounds=plain["rounds"])
-    found = checked_result(Job.of(target_definition("x86-64"), sha256s, order), others.edited(plain, rng))
+    found = checked_result(Job.of(target_definition("x86-64"), sha256s, order), damaged_artefacts.edited(plain, rng))
     assert isinstance(found, BenchArtefact)
     return "sound"
 
@@ -270,13 +270,13 @@ KINDS: dict[str, tuple[str, Callable[[], Iterator[tuple[str, bytes]]]]] = {
 
 def hostile() -> Iterator[Case]:
     """All of them."""
-    others.whole_run()
+    damaged_artefacts.whole_run()
     for kind, (name, each) in KINDS.items():
-        read = others.KINDS[kind][2]
+        read = damaged_artefacts.KINDS[kind][2]
         for told, content in each():
             yield Case(
                 f"{kind.partition(',')[0]}, crafted",
                 told,
                 partial(put, name, content),
-                partial(others.told, read=read),
+                partial(damaged_artefacts.told, read=read),
             )

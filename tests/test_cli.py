@@ -26,6 +26,7 @@ from repaconv.cli import main as cli_main
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
 from repaconv.stages.fold.options import FoldOptions
+from repaconv.stages.recipe import recipe_file  # noqa: F401  its sections are options, too
 from repaconv.stages.shared.option_dataclasses import Options, options_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,8 +13,8 @@ import reparameterized_blocks as blocks
 import reparameterized_networks
 import torch
 from test_fold_onnx import graph, normal
-from test_live import same, trained
-from test_live_structure import told
+from test_known_submodule_folds import same, trained
+from test_structural_fold import told
 from torch import nn
 from torch.nn import functional as F
 

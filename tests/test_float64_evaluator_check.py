@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 from onnx.reference.op_run import OpRun
 from planted_graph_faults import NETS, F, Net
-from test_truth import ill_conditioned
+from test_float64_verification import ill_conditioned
 
 import repaconv as rc
 from repaconv.core.run_folder import Run

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, numpy_helper
-from test_blocks import silu
+from test_blocked_channel_layouts import silu
 from test_forms import Graph
 
 import repaconv

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from test_blocks import conv, silu
+from test_blocked_channel_layouts import conv, silu
 from test_forms import REWRITES, Graph, changed
 from torch.nn.functional import conv2d
 

@@ -105,7 +105,7 @@ def _graphs() -> Iterator[tuple[str, Callable[[], onnx.ModelProto]]]:
 
 def convolutions(width: int, side: int) -> onnx.ModelProto:
     """Convolutions, and what is rewritten between and after them."""
-    from test_blocks import silu
+    from test_blocked_channel_layouts import silu
     from test_forms import Graph
 
     graph, random = Graph(x=[3, side, side]), np.random.default_rng(0)
@@ -163,21 +163,21 @@ def _single(model: onnx.ModelProto) -> onnx.ModelProto:
 def _modules() -> Iterator[tuple[str, Callable[[], tuple[torch.nn.Module, tuple[int, ...], bool]]]]:
     """Live modules, the shape of an input, and whether an example is needed."""
     import reimplemented_training_networks
-    import test_live
-    import test_live_structure as structure
-    import test_live_whole as whole
+    import test_known_submodule_folds
+    import test_structural_fold as structure
+    import test_whole_module_check as whole
     from torch import nn
 
     image, tokens = (3, 16, 16), (5, 8)
     yield "live repavit", lambda: (reimplemented_training_networks.repavit("cat")[0], image, True)
     yield "live nondeep", lambda: (reimplemented_training_networks.nondeep("sum", 2, 3, bias=True)[0], image, True)
     yield "live riformer", lambda: (reimplemented_training_networks.riformer("LN2d")[0], (3, 32, 32), True)
-    yield "live idle", lambda: (test_live.trained(test_live.OwnNet()), tokens, False)
-    yield "live scaled", lambda: (nn.Sequential(test_live.ScaledBlock()), tokens, False)
-    yield "live branches", lambda: (test_live.trained(structure.Net()), (3, 9, 7), False)
-    residual = test_live.trained(nn.Sequential(structure.Bottleneck(), structure.Bottleneck()))
+    yield "live idle", lambda: (test_known_submodule_folds.trained(test_known_submodule_folds.OwnNet()), tokens, False)
+    yield "live scaled", lambda: (nn.Sequential(test_known_submodule_folds.ScaledBlock()), tokens, False)
+    yield "live branches", lambda: (test_known_submodule_folds.trained(structure.Net()), (3, 9, 7), False)
+    residual = test_known_submodule_folds.trained(nn.Sequential(structure.Bottleneck(), structure.Bottleneck()))
     yield "live residual", lambda: (residual, (4, 8, 8), False)
-    yield "live levels", lambda: (test_live.trained(structure.Levels()), (4, 16, 16), False)
+    yield "live levels", lambda: (test_known_submodule_folds.trained(structure.Levels()), (4, 16, 16), False)
     yield "live by function", lambda: (structure.ByFunction(), (4, 5, 5), True)
     yield "live attention", lambda: (nn.Sequential(structure.Attention(), structure.Attention()), tokens, True)
     yield "live adapter", lambda: (structure.Low(), tokens, True)

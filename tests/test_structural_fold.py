@@ -10,7 +10,7 @@ import pytest
 import torch
 from optional_libraries import library
 from reimplemented_training_networks import exported
-from test_live import same, trained
+from test_known_submodule_folds import same, trained
 from torch import nn
 from torch.nn import functional as F
 

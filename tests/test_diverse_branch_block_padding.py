@@ -11,7 +11,7 @@ import torch
 from folded_operators import operators_after_folding
 from reimplemented_training_networks import exported
 from test_fold_onnx import graph
-from test_live import same, trained
+from test_known_submodule_folds import same, trained
 from torch import nn
 from torch.nn import functional as F
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from test_live import IdleFfn, OwnNet, PeftLinear, ScaledBlock, plain_vit, same, trained
+from test_known_submodule_folds import IdleFfn, OwnNet, PeftLinear, ScaledBlock, plain_vit, same, trained
 from torch import nn
 
 import repaconv as rc

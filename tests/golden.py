@@ -403,7 +403,7 @@ def foreign_faults() -> dict[str, Callable[[], Any]]:
     import onnx
     import planted_graph_faults as foreign
     import pytest
-    from test_fold_proof import planted
+    from test_folded_graph_verification import planted
 
     import repaconv
 
@@ -760,7 +760,7 @@ def _inputs_of_commands() -> None:
     """A plain vision transformer, images, and a recipe, in the current folder."""
     import numpy as np
     import torch
-    from test_converting import images, plain_weights
+    from test_score_and_convert_commands import images, plain_weights
 
     torch.save(plain_weights(), "vit.pth")
     np.savez("x.npz", input=images(), labels=np.arange(80) % 5)

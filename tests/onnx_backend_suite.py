@@ -1,6 +1,7 @@
-"""ONNX's backend test models through `fold`, one after the other, as a program: a runtime may take its process along.
+"""A program that folds ONNX's backend test models one after the other.
 
-Of every model it writes a line of JSON before and one after; `tests/test_onnx_suite.py` starts it and reads them.
+It is a program because a crash of a runtime ends its process. It writes a line of JSON before and one after each model.
+`tests/test_onnx_backend_suite.py` starts it and reads the lines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Faults that people really make, planted into the real pipeline, and what the gate must name.
+"""Faults that people really make, planted into the real pipeline, and the link and module that the gate must name.
 
-tests/test_faults.py runs every row and holds docs/planted-faults.md to them; `python tests/planted_faults.py` writes that page.
+tests/test_planted_faults.py plants every fault and compares docs/planted-faults.md with the result. `python
+tests/planted_faults.py` writes that page.
 """
 
 from __future__ import annotations
@@ -293,10 +294,10 @@ def page(rows: list[tuple[str, str, str]]) -> str:
     """docs/planted-faults.md."""
     head = """# Planted faults
 
-`tests/test_faults.py` plants each fault into the real pipeline and compares this page with what it finds. The table has
-the first link that fails and the module that `repaconv gate` names. In the link `fold` that is one of the two or three
-modules between two places where the original and the folded network can be compared. Without the fault the same recipe
-passes.
+`tests/test_planted_faults.py` plants each fault into the real pipeline and compares this page with what it finds. The
+table has the first link that fails and the module that `repaconv gate` names. In the link `fold` that is one of the two
+or three modules between two places where the original and the folded network can be compared. Without the fault the
+same recipe passes.
 
 | Fault | Link | Module |
 |---|---|---|

@@ -1,8 +1,8 @@
 """Small ONNX graphs as exporters write them, and faults of folds of these graphs.
 
 A fault changes the graph that the fold starts from, without the knowledge of the verification. The folded graph then
-computes something else, if only a little. tests/test_fold_proof.py plants every fault; `python tests/planted_faults.py`
-writes their table into docs/planted-faults.md.
+computes something else, if only a little. tests/test_folded_graph_verification.py plants every fault; `python
+tests/planted_faults.py` writes their table into docs/planted-faults.md.
 """
 
 from __future__ import annotations
@@ -330,7 +330,8 @@ def section() -> str:
 ## Planted into `fold model.onnx`
 
 {len(FAULTS)} wrong folds of {len(NETS)} graphs with dynamic batch sizes, lengths and image sizes, several outputs,
-scalars and integers (`tests/test_fold_proof.py`). Each folded graph differs from the original, and nothing is written.
+scalars and integers (`tests/test_folded_graph_verification.py`). Each folded graph differs from the original, and
+nothing is written.
 
 | Graph | Fault |
 |---|---|

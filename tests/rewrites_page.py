@@ -18,8 +18,8 @@ $ repaconv tune ckpt.pth
 
 A rewrite changes how an ONNX graph is written, not what it computes. A rewrite preset (`--preset`) is a set of
 rewrites; each target has a default one. They are applied in the order of this table, wherever they are valid. Each
-rewrite is tested alone and in 200 random combinations, in float64 to 1e-11 (`tests/test_forms.py`), and every export
-with a preset is verified in the link `form`. `repaconv tune` finds out which ones are faster for your network. A
+rewrite is tested alone and in 200 random combinations, in float64 to 1e-11 (`tests/test_speed_rewrites.py`), and every
+export with a preset is verified in the link `form`. `repaconv tune` finds out which ones are faster for your network. A
 package of yours adds [its own](how-to/own-rewrite.md).
 
 | Rewrite | Applies to | From opset |

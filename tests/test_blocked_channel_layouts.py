@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from test_forms import REWRITES, Graph, changed
+from test_speed_rewrites import REWRITES, Graph, changed
 
 from repaconv.core.plugins import TARGETS, load
 from repaconv.graph.models_in_onnx_ir import rewritten

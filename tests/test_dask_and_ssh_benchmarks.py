@@ -24,7 +24,7 @@ from debian_packages import install
 from onnx import TensorProto, external_data_helper
 from planted_faults import META, SETTINGS
 from small_graphs import saved, two_outputs
-from test_bundle import trtexec_of
+from test_bundle_and_collect import trtexec_of
 
 import repaconv as rc
 from repaconv.core import plugins

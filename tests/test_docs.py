@@ -18,9 +18,9 @@ import torch
 import yaml
 from onnx import TensorProto
 from PIL import Image
-from test_bundle import on_the_board
-from test_converting import images as calibrating
-from test_converting import plain_weights
+from test_bundle_and_collect import on_the_board
+from test_score_and_convert_commands import images as calibrating
+from test_score_and_convert_commands import plain_weights
 
 from repaconv import models
 from repaconv.core import plugins

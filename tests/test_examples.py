@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_bundle import on_the_board
+from test_bundle_and_collect import on_the_board
 from test_docs import blocks
-from test_gate import ACTION, act
+from test_gate_command import ACTION, act
 
 from repaconv.core import plugins
 from repaconv.stages.recipe.recipe_file import read_recipe

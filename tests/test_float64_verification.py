@@ -13,7 +13,7 @@ import planted_graph_faults
 import pytest
 from onnx import numpy_helper
 from planted_graph_faults import F, Net, norm, normal, weight
-from test_fold_proof import planted
+from test_folded_graph_verification import planted
 
 import repaconv as rc
 from repaconv.core.errors import GateFailed, Refused

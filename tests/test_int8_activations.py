@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, numpy_helper
 from test_blocked_channel_layouts import silu
-from test_forms import Graph
+from test_speed_rewrites import Graph
 
 import repaconv
 from repaconv.core.errors import UsageProblem

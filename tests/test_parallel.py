@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_mutants import difference, results
-from test_forms import Graph
+from test_speed_rewrites import Graph
 
 from repaconv.graph.compute_costs import parameters
 from repaconv.graph.models_in_onnx_ir import read, rewritten

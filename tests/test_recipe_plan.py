@@ -19,7 +19,7 @@ from conftest import save_tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from test_converting import images, plain_weights
+from test_score_and_convert_commands import images, plain_weights
 
 from repaconv.core.files import canonical_json, sha256_of_bytes
 from repaconv.results import RecipeRun

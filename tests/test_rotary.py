@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 from graph_mutants import Mutant, difference, results
-from test_forms import EXACT, Graph
-from test_forms import REWRITES as ALL_REWRITES
+from test_speed_rewrites import EXACT, Graph
+from test_speed_rewrites import REWRITES as ALL_REWRITES
 
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.graph.models_in_onnx_ir import rewritten

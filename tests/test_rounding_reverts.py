@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from planted_graph_faults import F, Net, weight
-from test_fold_proof import planted
+from test_folded_graph_verification import planted
 
 import repaconv as rc
 from repaconv.core.errors import GateFailed, Refused

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 from graph_mutants import difference, results
-from test_forms import Graph
 from test_parallel import conv, joined, net, norm
+from test_speed_rewrites import Graph
 
 from repaconv.graph.canonical_form import normalize
 from repaconv.graph.models_in_onnx_ir import read, rewritten

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_converting import HEADS, images, opened, plain_weights
+from test_score_and_convert_commands import HEADS, images, opened, plain_weights
 
 import repaconv as rc
 from repaconv.conversion.kernel_fitting import ConversionSettings

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_converting import HEADS, images, plain_weights
+from test_score_and_convert_commands import HEADS, images, plain_weights
 
 from repaconv.conversion.image_splits import role_of
 from repaconv.core.errors import Refused

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from onnx import numpy_helper
-from test_converting import HEADS, images, plain_weights
-from test_tuning import ratio_of
+from test_score_and_convert_commands import HEADS, images, plain_weights
+from test_tune_command import ratio_of
 
 import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem

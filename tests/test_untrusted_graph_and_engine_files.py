@@ -11,7 +11,7 @@ import pytest
 import small_graphs
 import torch
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
-from test_build import RTX
+from test_engine_build import RTX
 
 import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem, first_line

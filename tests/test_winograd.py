@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 import torch
 from test_blocked_channel_layouts import conv, silu
-from test_forms import REWRITES, Graph, changed
+from test_speed_rewrites import REWRITES, Graph, changed
 from torch.nn.functional import conv2d
 
 from repaconv.graph.element_type_conversion import retyped

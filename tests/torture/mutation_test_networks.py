@@ -26,7 +26,7 @@ Feeds = dict[str, Array]
 METHODS = ("repavit", "repavit-swin", "repavit-mixer", "nondeep", "riformer", "dwconv", "pyra", "repvgg", "mobileone")
 """Of `torture.small_checkpoints`: checkpoints that are folded by their method and exported."""
 DEPLOYED = ("repavit", "nondeep", "riformer", "dwconv", "pyra", "repconv")
-"""Of test_forms: small graphs for what rewrites a graph to make it faster."""
+"""Of test_speed_rewrites: small graphs for what rewrites a graph to make it faster."""
 KERNELS = {"slow kernels": (16, 16), "winograd": (96, 32)}
 """Graphs of convolutions with operators between them that have slow kernels: channels, and the sides of images."""
 TARGET = """name = "all"
@@ -66,9 +66,9 @@ def _graphs() -> Iterator[tuple[str, Callable[[], onnx.ModelProto]]]:
     import planted_graph_faults
     import reimplemented_training_networks
     import small_graphs
-    import test_fold_random
-    import test_forms
+    import test_random_graph_folds
     import test_rotary
+    import test_speed_rewrites
 
     from torture import graphs
 
@@ -90,23 +90,26 @@ def _graphs() -> Iterator[tuple[str, Callable[[], onnx.ModelProto]]]:
         net = reimplemented_training_networks.riformer(norm)[0]
         yield f"riformer, {norm}", partial(plain, net, shape=(2, 3, 32, 32), dynamo=False, free=True)
     for seed in range(6):
-        maker = test_fold_random.Maker(40 + seed, image=bool(seed % 2))
+        maker = test_random_graph_folds.Maker(40 + seed, image=bool(seed % 2))
         yield f"random {seed}", lambda maker=maker: _single(maker.model())
-    for law in test_fold_random.BY_HAND:
-        yield law, partial(_by_hand, test_fold_random.BY_HAND[law].replace("<W", "<" + test_fold_random.W))
+    for law in test_random_graph_folds.BY_HAND:
+        yield (
+            law,
+            partial(_by_hand, test_random_graph_folds.BY_HAND[law].replace("<W", "<" + test_random_graph_folds.W)),
+        )
     for seed in range(6):
         yield f"nearly {seed}", partial(_nearly, seed)
     for name, (width, side) in KERNELS.items():
         yield name, lambda width=width, side=side: _single(convolutions(width, side))
     yield "rotary", lambda: _single(test_rotary.attending(test_rotary.in_halves))
     for name in DEPLOYED:
-        yield f"deployed {name}", partial(lambda name: _single(test_forms.exported(name, 3)[0]), name)
+        yield f"deployed {name}", partial(lambda name: _single(test_speed_rewrites.exported(name, 3)[0]), name)
 
 
 def convolutions(width: int, side: int) -> onnx.ModelProto:
     """Convolutions, and what is rewritten between and after them."""
     from test_blocked_channel_layouts import silu
-    from test_forms import Graph
+    from test_speed_rewrites import Graph
 
     graph, random = Graph(x=[3, side, side]), np.random.default_rng(0)
 
@@ -143,12 +146,12 @@ def _by_hand(text: str) -> onnx.ModelProto:
 
 def _nearly(seed: int) -> onnx.ModelProto:
     """A network that nearly has the form that a fold looks for."""
-    import test_fold_random
+    import test_random_graph_folds
     from graph_mutants import Mutant
 
     name = ("riformer", "repavit", "nondeep")[seed % 3]
     for n in range(100):
-        found = Mutant(test_fold_random.net(name, seed % 3), np.random.default_rng([77, seed, n])).mutate()
+        found = Mutant(test_random_graph_folds.net(name, seed % 3), np.random.default_rng([77, seed, n])).mutate()
         if found is not None:
             return _single(found)
     raise LookupError(seed)

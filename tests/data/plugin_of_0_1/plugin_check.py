@@ -1,4 +1,4 @@
-"""What tests/test_former_names.py runs: every part of the package is found and used."""
+"""What tests/test_former_module_names.py runs: every part of the package is found and used."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A plug-in package written against release 0.1: a method, a backbone, a rewrite, an engine and a target.
 
-tests/test_former_names.py installs it. It stays as it is: its imports are the names of that release.
+tests/test_former_module_names.py installs it. It stays as it is: its imports are the names of that release.
 """
 
 from __future__ import annotations

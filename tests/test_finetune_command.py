@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from finetune_digits import MARK, table
-from test_converting import DEPTH, HEADS, ROOT, images, plain_weights
+from test_score_and_convert_commands import DEPTH, HEADS, ROOT, images, plain_weights
 from train import textures
 
 import repaconv as rc

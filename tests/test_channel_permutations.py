@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import numpy_helper
-from test_elementwise_work import folded
+from test_elementwise_operator_cost import folded
 from test_graph_corner_cases import model_of, normal, operators
 
 from repaconv.graph.models_in_onnx_ir import rewritten

@@ -16,7 +16,7 @@ import pytest
 import small_graphs
 from conftest import one_net_a_method
 from onnx import TensorProto, helper, numpy_helper
-from test_locate import graph, net
+from test_divergence_location import graph, net
 
 import repaconv as rc
 from repaconv.core import run_folder

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from test_schema import STORED
+from test_previous_schema_version import STORED
 
 import repaconv as rc
 from repaconv.benchmark import interleaved_protocol

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import SHARED
 from numpy_reference_networks import gelu
-from test_locate import graph
+from test_divergence_location import graph
 from torch import nn
 
 import repaconv as rc

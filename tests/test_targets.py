@@ -14,7 +14,7 @@ import pytest
 from conftest import one_net_a_method
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from test_locate import net
+from test_divergence_location import net
 
 import repaconv as rc
 from repaconv.benchmark import cpu_isa_level
@@ -135,7 +135,7 @@ def test_every_method_exports_for_every_target(name):
     written = {}
     for opset, lacks, forbids in KINDS:
         base = max(opset, OLDEST_EXPORTED)
-        if base not in written:  # of a fixed batch they are what test_locate and test_precision ask for, too
+        if base not in written:  # test_divergence_location and test_lower_precision need them with a fixed batch, too
             batch = None if name == "repavit-tiny" and base <= 20 else len(images)
             written[base] = to_onnx(
                 runner.module, images.shape[1:], output="logits", opset=base, batch=batch, dynamic_size=False

@@ -30,7 +30,7 @@ FIRST_PIECE, LARGEST_PIECE, PIECE_BYTES = 16, 128, 2**28
 INTERMEDIATE_FACTOR = 3.0
 # A lossy link differs everywhere. A layer is broken if its relative RMS difference is LOSSY_JUMP times the largest one
 # before it (at least LOSSY_FLOOR), and above LOSSY_LARGE. Correct INT8 graphs jump by up to 2.6
-# (tests/test_precision.py).
+# (tests/test_lower_precision.py).
 LOSSY_JUMP, LOSSY_FLOOR, LOSSY_LARGE = 4.0, 0.03, 0.1
 
 

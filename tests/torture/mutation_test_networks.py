@@ -67,7 +67,7 @@ def _graphs() -> Iterator[tuple[str, Callable[[], onnx.ModelProto]]]:
     import reimplemented_training_networks
     import small_graphs
     import test_random_graph_folds
-    import test_rotary
+    import test_rotary_embeddings
     import test_speed_rewrites
 
     from torture import graphs
@@ -101,7 +101,7 @@ def _graphs() -> Iterator[tuple[str, Callable[[], onnx.ModelProto]]]:
         yield f"nearly {seed}", partial(_nearly, seed)
     for name, (width, side) in KERNELS.items():
         yield name, lambda width=width, side=side: _single(convolutions(width, side))
-    yield "rotary", lambda: _single(test_rotary.attending(test_rotary.in_halves))
+    yield "rotary", lambda: _single(test_rotary_embeddings.attending(test_rotary_embeddings.in_halves))
     for name in DEPLOYED:
         yield f"deployed {name}", partial(lambda name: _single(test_speed_rewrites.exported(name, 3)[0]), name)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY
-from test_stages import RUN, tree
+from test_run_folder_export_and_bench import RUN, tree
 
 import repaconv as rc
 from repaconv.core import run_folder

@@ -14,8 +14,8 @@ import torch
 from conftest import one_net_a_method, quick_where
 from onnx import TensorProto, helper
 from planted_faults import META, SETTINGS, far_off
+from test_divergence_location import graph, net
 from test_engine_build import RTX, order
-from test_locate import graph, net
 
 import repaconv as rc
 from repaconv import models

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from debian_packages import install
-from test_native_guard import tiny_graph
+from test_crash_guard import tiny_graph
 
 PACKAGES = ("openvino", "nncf", "onnxruntime", "onnxsim", "onnxslim", "torch", "dask", "timm", "transformers")
 IMPORTED = f"""

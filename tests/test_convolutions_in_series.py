@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_mutants import difference, results
-from test_parallel import conv, joined, net, norm
+from test_parallel_convolutions import conv, joined, net, norm
 from test_speed_rewrites import Graph
 
 from repaconv.graph.canonical_form import normalize

@@ -1,4 +1,4 @@
-"""Shared fixtures: official checkpoints where they lie beside the project, small ones of our own always."""
+"""Shared fixtures: small checkpoints of each method, and official checkpoints where they are next to the project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Debian's packages that a test needs, on a CI machine, which is thrown away."""
+"""Installs Debian packages that a test needs, on a CI machine only, which is discarded afterwards."""
 
 from __future__ import annotations
 

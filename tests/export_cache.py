@@ -1,10 +1,10 @@
-"""torch's exporter, asked each question once in a test session: an export takes seconds, and many tests want the same.
+"""A cache of torch exports for one test session: an export takes seconds, and many tests need the same one.
 
-The question is the module with all its attributes and weights, and every argument; what cannot be written down (a
-local class, a hook, a stream) and what a test has patched is exported afresh. torch traces a network without looking at
-the values of its weights, so a question that differs from an earlier one in these alone takes the graph of that one,
-as it was before torch's own simplifying, and has that done over with its own weights: the same graph but for the
-numbers in the names of values. The answers lie in a folder of the session, for all workers of pytest-xdist.
+The key is the module with all its attributes and weights, and every argument. What cannot be pickled (a local class, a
+hook, a stream) and what a test has patched is exported afresh. torch traces a network without looking at the values of
+its weights. A module that differs from an earlier one in its weights alone therefore takes the earlier graph before
+torch's own simplification and has that simplified with its own weights: the same graph except for the numbers in the
+names of values. The exports are in a folder of the session, shared by all workers of pytest-xdist.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that were damaged on the way: what became of them is a refusal by its name, or the same weights.
+"""Random damage to checkpoint files. A damaged file must be refused by its name, or give the same weights.
 
 ``python tests/file_damage.py CASES [SEED]`` makes so many and prints what became of them.
 """

@@ -1,4 +1,4 @@
-"""The operators that are left of a graph after folding, and the comparison of its outputs with the original's."""
+"""The operators of a graph after folding, and the comparison of its outputs with those of the original graph."""
 
 from __future__ import annotations
 

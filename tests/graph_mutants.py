@@ -1,6 +1,6 @@
-"""Graphs that nearly have the form that a rewrite looks for: one step of a right graph done otherwise.
+"""Random changes of one step of a graph that a rewrite matches.
 
-Sizes coincide, so that most mutants are valid graphs; whatever a rewrite makes of one must compute the same.
+Sizes coincide, so that most mutants are valid graphs. Whatever a rewrite makes of one must compute the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training forms in plain NumPy, written from the papers alone: nothing of repaconv is used."""
+"""Training-time networks in plain NumPy, written from the papers alone. They use nothing of repaconv."""
 
 from __future__ import annotations
 

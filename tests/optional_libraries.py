@@ -1,4 +1,4 @@
-"""Other makers' libraries of networks, where they are installed."""
+"""Optional network libraries such as timm: a test is skipped where its library is not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zoo_networks import load_torchvision
 
 
 def library(name: str) -> ModuleType:
-    """It; beside a torch of another build torchvision, on which all stand, lacks operators: they are defined here."""
+    """The module. torchvision lacks operators next to a torch of another build; they are defined before the import."""
     with suppress(ImportError):
         load_torchvision()
     return pytest.importorskip(name)

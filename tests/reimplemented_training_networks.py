@@ -1,4 +1,7 @@
-"""Training forms as other code writes them, exported plainly: masks, index assignment, loops over branches."""
+"""Training-time networks of RePaViT, NonDeep and RIFormer, reimplemented as other code writes them.
+
+They have masks, index assignment and loops over branches, and are exported with torch alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/rewrites.md, as it follows from the rewrites that are registered: python tests/rewrites_page.py writes it."""
+"""Generates docs/rewrites.md from the registered rewrites: `python tests/rewrites_page.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small foreign graphs of several inputs and outputs."""
+"""Small ONNX graphs with several inputs or outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What no tensor shows: the activation and norms without weights. It is read, told with its source, or refused."""
+"""Settings that no tensor shows: the activation, and norms without weights. Each is read from the file and reported
+with its source, or the checkpoint is refused.
+"""
 
 from __future__ import annotations
 

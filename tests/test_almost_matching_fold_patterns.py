@@ -1,4 +1,4 @@
-"""What a fold nearly fits: one attribute, one shape or one type is otherwise, and it is left alone or folded rightly.
+"""Graphs that differ from the pattern of a fold in one attribute, shape or type are not folded, or folded correctly.
 
 Sizes coincide on purpose: what acts along a wrong axis, or is broadcast where it should not be, is a valid graph still.
 """

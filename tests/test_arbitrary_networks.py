@@ -1,4 +1,4 @@
-"""Any network through the whole chain: a foreign graph of several inputs and outputs, and one of images."""
+"""Arbitrary networks through all stages: an ONNX model of several inputs and outputs, and the user's own modules."""
 
 from __future__ import annotations
 

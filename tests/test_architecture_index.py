@@ -1,4 +1,4 @@
-"""Which published network a bare state dict is of, by the names and shapes of its tensors."""
+"""The published network to which a bare state dict belongs, by the names and shapes of its tensors."""
 
 from __future__ import annotations
 

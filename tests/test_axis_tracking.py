@@ -1,4 +1,4 @@
-"""The table of operators against ONNX's reference implementation: what stays apart, place by place, does."""
+"""The table of operators against ONNX's reference implementation: which output elements an input element can change."""
 
 from __future__ import annotations
 

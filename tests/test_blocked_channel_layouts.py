@@ -1,4 +1,4 @@
-"""Rewrites that let a runtime keep channels in blocks: convolutional graphs by hand, in float64."""
+"""Rewrites that let a runtime use blocked channel layouts: hand-written convolutional graphs, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""bundle -> board -> collect, with replays of recorded trtexec (tests/data/trtexec), under the boards' Pythons."""
+"""`bundle`, the run on the board, and `collect`, with replays of recorded trtexec output (tests/data/trtexec) under the
+Python versions of the boards.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same input gives the same bytes: whatever the order of sets, the threads, or how often."""
+"""The same input gives the same bytes, whatever the order of sets, the number of threads, or how often it is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An order of channels, and what scales and shifts single channels, goes into the convolution that reads them."""
+"""A permutation, scale or shift of channels becomes part of the convolution that reads them."""
 
 from __future__ import annotations
 

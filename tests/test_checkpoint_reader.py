@@ -1,4 +1,4 @@
-"""Reading: every container gives the same weights, nothing runs, and what is broken says so in a sentence."""
+"""The checkpoint reader: every container gives the same weights, no code runs, and each error is one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--set beside what the file says: a contradiction is refused or stated for good, a choice is the user's."""
+"""`--set` compared with the settings of the checkpoint: a contradiction is refused, or recorded if the user insists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workflows, forms and files for contributors refer to what exists, and agree on the version."""
+"""The workflows, issue forms and files for contributors refer to what exists, and agree on the version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""compare: any two models on the same inputs."""
+"""`repaconv compare`: any two models on the same inputs."""
 
 from __future__ import annotations
 

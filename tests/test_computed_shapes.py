@@ -1,4 +1,4 @@
-"""Sizes that a graph computes: read from the shapes of its inputs, and as exporters write them."""
+"""Shapes that a graph computes at run time become shapes that are read from its inputs, as exporters write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The curve of conversions on the harder set: its page and pictures from rows that were recorded, and its training."""
+"""The page and plots of accuracy over speed of conversions, from recorded rows, and the training of their network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""affine: a 1x1 convolution and the linear layer that reads a row of its image are one layer, if that costs no more."""
+"""affine: a 1x1 convolution and the linear layer that reads the mean of its pixels become one layer, if that costs no
+more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Convolutions in a row become one where that multiplies no more, exactly in float64; scales before them go in."""
+"""Convolutions in series become one if that takes no more multiplications, exactly in float64; scales before them are
+absorbed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A runtime or an exporter that crashes: one sentence, the right exit code, and this process lives."""
+"""A runtime or an exporter that crashes: one sentence, the right exit code, and this process continues."""
 
 from __future__ import annotations
 

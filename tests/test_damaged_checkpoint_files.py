@@ -1,4 +1,6 @@
-"""Damaged files: refused by their name, or the same weights; never others without a word, never a traceback."""
+"""Damaged checkpoint files are refused by their name or give the same weights. There is never a traceback, and never
+other weights without a message.
+"""
 
 from __future__ import annotations
 

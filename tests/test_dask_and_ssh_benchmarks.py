@@ -1,4 +1,6 @@
-"""The farm with real processes: a Dask scheduler and workers on loopback, one killed mid-job; a real sshd; real TLS."""
+"""Distributed benchmarks with real processes: a Dask scheduler and workers on loopback, one of them killed during a
+job; a real sshd; real TLS.
+"""
 
 from __future__ import annotations
 

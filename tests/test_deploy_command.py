@@ -1,4 +1,4 @@
-"""deploy: all that a target needs in one folder, by the steps of `run`."""
+"""`repaconv deploy`: everything that a target needs in one folder, made by the steps of `run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One wrong element in a layer, and the localiser names that layer: in torch, in a graph, between two graphs."""
+"""One wrong element in a layer: the divergence is located there, in torch, in a graph, or between two graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A border that holds what a 1x1 convolution gives for zeros is its padding: Diverse Branch Block, as it is trained."""
+"""Diverse Branch Block: a border that holds the output of a 1x1 convolution for zeros is the padding of that
+convolution.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Outputs that are as long as an image has keypoints: compared image by image, and where rounding decides, said so."""
+"""Outputs whose length depends on the image, e.g. keypoints, are compared image by image. If rounding decides a length,
+the message says so.
+"""
 
 from __future__ import annotations
 

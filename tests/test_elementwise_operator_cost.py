@@ -1,4 +1,4 @@
-"""The fold never makes elementwise operators compute more numbers than they did."""
+"""Folding never makes elementwise operators compute more numbers than before."""
 
 from __future__ import annotations
 

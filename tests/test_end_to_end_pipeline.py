@@ -1,4 +1,4 @@
-"""The whole chain, fold to report, of one network each of every origin; what the libraries lack here is defined."""
+"""All stages from fold to report, with one network of each source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real engines: TensorRT-RTX for all methods with no GPU, ONNX Runtime, OpenVINO, and what they are proved to be."""
+"""Real engines of TensorRT-RTX (all methods, no GPU), ONNX Runtime and OpenVINO, and their verification."""
 
 from __future__ import annotations
 

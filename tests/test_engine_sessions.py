@@ -1,4 +1,4 @@
-"""Sessions of every engine that runs here: by name in, by name out, and what each says of itself."""
+"""Sessions of every engine that runs here: inputs and outputs by name, and what each engine reports about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens around a stage: it is killed, the disk is full, another writes beside it, its file changes."""
+"""Failures around a stage: it is killed, the disk is full, another process writes to its folder, its file changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The repositories in examples/ work as they lie: what their READMEs have people type, their tests, their workflows."""
+"""The repositories in examples/ work as committed: the commands of their READMEs, their tests, their workflows."""
 
 from __future__ import annotations
 

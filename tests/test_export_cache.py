@@ -1,4 +1,6 @@
-"""The suite's own memory of exports: it answers as the exporter does, and only what was really asked before."""
+"""The cache of torch exports for the test suite: a cached export equals a fresh one, and a changed module is exported
+again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Graphs above 2 GiB: weights in a file of their own. The limit is lowered; benchmarks/export_huge.py is full size."""
+"""Graphs above 2 GiB have their weights in a file of external data. The limit is lowered here;
+benchmarks/export_huge.py has the full size.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses: what is fetched once is taken by its address from then on, offline, as long as its hashes hold."""
+"""`repaconv fetch`: a file that was fetched once is then used by its address, offline, as long as its hashes match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file is read once per command, and again if it has changed."""
+"""A file is read and hashed once per command, and again if it has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""finetune, and the untrained training forms it starts from: what is taken over, kept, gone on with, refused."""
+"""`repaconv finetune`, and the untrained training-time architectures from which it starts: what is copied, kept,
+resumed and refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What FP32 differs from float64 is rounding only where the float64 evaluation is ONNX Runtime's function."""
+"""A difference between FP32 and float64 is rounding only if the float64 evaluator computes ONNX Runtime's function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The float64 copy of a graph: what an operator takes in float32 alone is known by its schema, and `verify` goes on."""
+"""The float64 copy of a graph: operators that take only float32 are known by their schema, and `verify` completes."""
 
 from __future__ import annotations
 

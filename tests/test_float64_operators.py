@@ -1,4 +1,4 @@
-"""Every operator that is evaluated in float64 outside ONNX Runtime computes what ONNX Runtime computes, or refuses."""
+"""Every operator that is evaluated in float64 outside ONNX Runtime computes the same as ONNX Runtime, or is refused."""
 
 from __future__ import annotations
 

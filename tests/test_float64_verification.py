@@ -1,4 +1,4 @@
-"""Outputs that rounding moves far are judged against float64: sound folds pass, and wrong ones are still found."""
+"""Outputs with large FP32 rounding errors are verified in float64: correct folds pass, wrong ones are still found."""
 
 from __future__ import annotations
 

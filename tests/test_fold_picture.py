@@ -1,4 +1,4 @@
-"""The picture of a fold: which layers became which, by the certificate; and that of the docs is the one drawn now."""
+"""The picture of a fold shows which layers became which, by the certificate. The picture in the docs is up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enlarges a graph does not happen: rule by rule, and in sum, where the rewrite that does it is taken back."""
+"""No rewrite enlarges a graph: rule by rule, and in total, where the rewrite that enlarges it is reverted."""
 
 from __future__ import annotations
 

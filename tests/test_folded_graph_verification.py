@@ -1,4 +1,4 @@
-"""The proof of `fold model.onnx`: wrong folds are caught, sound ones pass, and what was not compared is not passed."""
+"""Verification of `fold model.onnx`: wrong folds fail, correct ones pass, and what was not compared does not pass."""
 
 from __future__ import annotations
 

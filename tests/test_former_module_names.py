@@ -1,4 +1,4 @@
-"""Plug-ins that were written against release 0.1 work unchanged."""
+"""Plug-ins that were written for release 0.1 work unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate as CI sees it: exit codes of a real shell, formats, baselines, recipes and their lines."""
+"""`repaconv gate` as CI runs it: exit codes of a real shell, report formats, baselines, recipes and their lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slice of the golden records (`make golden` compares all of them), and that the comparison names what differs."""
+"""Part of the golden records, all of which `make golden` compares, and the names of differences in the comparison."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The kit for a card elsewhere: pieces that arrive or not, results that are judged; the whole is `make gpu-bare`.
+"""The kit that measures on a GPU elsewhere: missing pieces, and the evaluation of its results. `make gpu-bare` runs it.
 
-`data/gpu/rehearsal.json` is what the kit measured of small networks on a processor, as a card's result is written.
+`data/gpu/rehearsal.json` has the results of small networks on a CPU, in the format of a GPU's result.
 """
 
 from __future__ import annotations

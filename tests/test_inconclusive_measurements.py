@@ -1,4 +1,4 @@
-"""What is said of a speed next to an inconclusive measurement, in every place that says it: no more than was shown."""
+"""No text claims a speedup that an inconclusive measurement does not show, in every place that reports speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph that cannot be folded: whether it or repaconv is at fault, and what is at fault in neither."""
+"""A graph that cannot be folded: the message says whether the graph or repaconv is at fault."""
 
 from __future__ import annotations
 

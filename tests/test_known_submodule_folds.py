@@ -1,4 +1,6 @@
-"""Live modules of the user's own: whole networks, parts of unknown ones, and what is not what it looks like."""
+"""Live modules of the user: networks of known architecture, and known blocks within unknown networks. A module that
+only looks like a known one is not folded.
+"""
 
 from __future__ import annotations
 

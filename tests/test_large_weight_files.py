@@ -1,4 +1,4 @@
-"""A large file of weights is put on the disk while it is written, and a disk that fails leaves none."""
+"""A large file of weights is flushed to the disk while it is written, and a disk that fails leaves no file."""
 
 from __future__ import annotations
 

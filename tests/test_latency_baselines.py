@@ -1,4 +1,4 @@
-"""bench against a baseline of this machine, and the history of a run's measurements."""
+"""`repaconv bench` against a baseline of this machine, and the history of the measurements of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boards that are not here: what is said of them, and what an estimate is and is not taken for."""
+"""Latency estimates for boards that are not connected: what they contain, and where an estimate is not accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurement: what it calls different, when it says that it cannot be believed, and where the time goes."""
+"""Latency measurement: which differences it reports, when it is inconclusive, and the time of each module."""
 
 from __future__ import annotations
 

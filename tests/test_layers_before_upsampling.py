@@ -1,4 +1,4 @@
-"""1x1 convolutions of upsampled images, which act on fewer pixels before the upsampling."""
+"""1x1 convolutions of upsampled images move before the upsampling, where they act on fewer pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The how-to pages of other libraries: what they tell people to type runs, where the library is installed.
+"""The commands of the how-to pages for other libraries run, where the library is installed.
 
 Weights are random, with BatchNorm statistics of noise, so INT8 may fail its limits, but not otherwise.
 """

@@ -1,4 +1,4 @@
-"""How published networks' images are made: what their libraries say, and the pixels that come of it."""
+"""The preprocessing of published networks' images: the settings of their libraries, and the pixels that result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The algebra of products: what `thin` keeps, and when one matrix a head is cheaper."""
+"""Low-rank products: what `thin` keeps, and when one matrix per head is cheaper."""
 
 from __future__ import annotations
 

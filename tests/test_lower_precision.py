@@ -1,4 +1,4 @@
-"""Lower precision: every method in float16, bfloat16 and int8, as links with their agreement, and as real engines."""
+"""Lower precision: every method in float16, bfloat16 and int8, as verification links and as real engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MACs of a graph with dynamic dimensions are counted at its usual sizes, and a first axis is not always a batch."""
+"""MACs of a graph with dynamic dimensions are counted at its usual sizes. The first axis is not always a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hand-made deploy forms of the benchmarks compute what was trained: a baseline that is wrong is no baseline."""
+"""The manual baselines of the benchmarks compute the same as the trained networks."""
 
 from __future__ import annotations
 

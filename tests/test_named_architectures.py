@@ -1,4 +1,4 @@
-"""A network that is called otherwise than with one image, or gives something else than tensors, is told so."""
+"""Networks by architecture that take anything but one image, or return anything but tensors: the message says so."""
 
 from __future__ import annotations
 

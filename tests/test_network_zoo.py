@@ -1,4 +1,4 @@
-"""The zoo's page is that of its results, and a slice of it: networks by hand, folded as the sweep folds timm's."""
+"""The page of the zoo follows from its results, and small networks are folded as the sweep folds those of timm."""
 
 from __future__ import annotations
 

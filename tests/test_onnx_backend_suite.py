@@ -1,4 +1,4 @@
-"""ONNX's own backend test models through `fold`: none comes out wrong, none crashes, and who is refused is told why."""
+"""ONNX's backend test models through `fold`: none gives wrong outputs, none crashes, and each refusal has a reason."""
 
 from __future__ import annotations
 

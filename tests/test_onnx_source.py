@@ -1,4 +1,4 @@
-"""Graphs as others' exporters write them: images with channels last, weights that are inputs, old opsets."""
+"""ONNX models as other exporters write them: images with channels last, weights that are inputs, old opsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules by which every comparison has its verdict, and the two scales."""
+"""The rules by which a comparison of outputs gets its verdict, and its two scales."""
 
 from __future__ import annotations
 

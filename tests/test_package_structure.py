@@ -1,4 +1,4 @@
-"""The structure of the package: who may import whom, and which heavy packages stay unloaded until they are needed."""
+"""The structure of the package: allowed imports, and heavy packages that are imported only when needed."""
 
 from __future__ import annotations
 

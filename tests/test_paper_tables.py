@@ -1,4 +1,4 @@
-"""The papers' tables: our counts against the printed figures, and against counting by hand."""
+"""Tables of the papers: our counts against the printed figures, and against manual counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions beside each other become one, exactly in float64, at every border; what is none there stays."""
+"""Parallel convolutions become one, exactly in float64, at every border. Other branches remain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every planted fault fails the gate, at the right link and module; without it the same recipe passes."""
+"""Every planted fault fails the gate, at the right link and module. Without the fault the same recipe passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plug-ins: our own methods hold the contract, and so does a third party's that pip installed."""
+"""Our own methods fulfill the plug-in contract, and so does a third party's method that pip installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zeros around what a maximum is taken of, which ONNX Runtime takes for the pool's own padding: minus infinity."""
+"""Zeros around the input of a max pool. ONNX Runtime treats them as the pool's own padding, which is minus infinity."""
 
 from __future__ import annotations
 

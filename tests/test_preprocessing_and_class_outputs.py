@@ -1,4 +1,4 @@
-"""How large a network's images are, how they are made and which output gives classes: the same by every door."""
+"""The image size, the preprocessing and the class scores of a network: the same for every kind of source."""
 
 from __future__ import annotations
 

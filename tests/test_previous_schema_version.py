@@ -1,4 +1,5 @@
-"""Run folders of the previous schema version, of every origin, as the release before wrote them, are still read.
+"""Run folders of the previous schema version, of every kind of source, as the release before wrote them, are still
+read.
 
 tests/data/schema2 was written by the last version of schema 2: a method's checkpoint (exported, built, measured, tuned,
 estimated), a network by ``--arch``, an ONNX model, a conversion, a fine-tuned conversion, a recipe's run, a baseline.

@@ -1,4 +1,4 @@
-"""Inputs that say how an operator works: a value is read off the declared shapes, or given with `--inputs`."""
+"""Inputs that determine how an operator works: the value follows from declared shapes, or is given with `--inputs`."""
 
 from __future__ import annotations
 

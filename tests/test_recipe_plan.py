@@ -1,4 +1,4 @@
-"""Plans: a step runs only if it must, and what is up to date is what a fresh run would make."""
+"""The plan of a recipe: a step runs only if it must, and an output that is up to date equals that of a fresh run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Recipes: faults are told by line and column with a remedy, what a recipe extends, and those that come along."""
+"""Recipes: errors are reported by line and column with a remedy; recipes that extend others; the recipes that are
+shipped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Re-parameterized families as they are trained come to the layers that their own conversion leaves, by every door."""
+"""Networks of re-parameterized families fold to the layers that their own conversion leaves, from every source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: its figures are the artefacts', nothing in it runs or is fetched, and a real Chromium shows it."""
+"""The report: its figures are those of the artefacts, it runs and fetches nothing, and a real Chromium shows it."""
 
 from __future__ import annotations
 

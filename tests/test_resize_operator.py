@@ -1,4 +1,4 @@
-"""Resize as it was before opset 11, which is what ONNX Runtime makes of it; and a cubic Resize as two products."""
+"""Resize before opset 11, as ONNX Runtime computes it, and a cubic Resize as two matrix products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""affine: what is written once in its best form is not written again, and never as more operators than before."""
+"""affine: a second pass of the rewrite changes nothing, and a pass never writes more operators than before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles next to the limits of a core: what a layer is, what it takes at least, and what could be removed."""
+"""Profiles compared with the limits of a core: the kind of each layer, its least time, and the removable part."""
 
 from __future__ import annotations
 

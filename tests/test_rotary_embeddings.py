@@ -1,4 +1,4 @@
-"""Rotary position embeddings, in every way that exporters write them, as one operator, in float64."""
+"""Rotary position embeddings as every exporter writes them become one operator, in float64."""
 
 from __future__ import annotations
 

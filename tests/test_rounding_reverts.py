@@ -1,4 +1,4 @@
-"""Folds that are exact and round worse: the step that rounds is reverted, the rest is kept, wrong folds still fail."""
+"""Exact folds with larger rounding: the step that rounds is reverted, the rest is kept, and wrong folds still fail."""
 
 from __future__ import annotations
 

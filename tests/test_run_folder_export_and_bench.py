@@ -1,4 +1,4 @@
-"""The run folder, export and bench: hashes, atomic writing, equal bytes, and honest comparisons."""
+"""The run folder, export and bench: hashes, atomic writes, equal bytes, and fair comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's folder: exports beside each other, what a failed verdict stops, and files that are none of ours."""
+"""A run folder: several exports, what a failed verdict stops, and files that repaconv did not write."""
 
 from __future__ import annotations
 

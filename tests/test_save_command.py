@@ -1,4 +1,4 @@
-"""Folders for timm and transformers: the folded numbers in an architecture that others know, and what none holds."""
+"""`repaconv save`: folders for timm and transformers with the folded weights in the original architecture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scales and shifts are absorbed by layers that do not lie next to them, and only where that is exact."""
+"""Layers absorb scales and shifts that are not next to them, and only where that is exact."""
 
 from __future__ import annotations
 

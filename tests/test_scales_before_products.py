@@ -1,4 +1,4 @@
-"""convolution: a scale goes into all convolutions behind it, also past means and past products such as a gate."""
+"""convolution: a scale goes into all convolutions after it, also past means and past products such as a gate."""
 
 from __future__ import annotations
 

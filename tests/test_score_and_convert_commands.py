@@ -1,4 +1,4 @@
-"""score and convert: one pass, known answers, every kind beside NumPy, what is parted, chosen, refused."""
+"""`repaconv score` and `convert`: every kind of conversion against NumPy, the split of the images, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small trained networks that come along: folded, verified, and as accurate as their records say."""
+"""The small trained networks that are shipped: they fold, pass verification, and reach their recorded accuracy."""
 
 from __future__ import annotations
 

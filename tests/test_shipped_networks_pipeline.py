@@ -1,4 +1,4 @@
-"""The chain on the shipped networks, for every kind of target, on every runtime that is here: no command dies."""
+"""All stages with the shipped networks, for every kind of target, on every runtime that is here: no command crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rewrites of graphs: each alone and in random company, against the ONNX reference implementation in float64."""
+"""Speed rewrites of graphs, each alone and in random combinations, against the ONNX reference implementation in
+float64.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""convert --speedup: what merges, and how many blocks are replaced, by costs that were recorded."""
+"""`convert --speedup`: the token merging and the number of replaced blocks that reach a speed, from recorded costs."""
 
 from __future__ import annotations
 

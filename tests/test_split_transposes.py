@@ -1,4 +1,4 @@
-"""Transposes in steps: every order of axes gives the same numbers, and only what is slow is changed."""
+"""Transposes that are split into steps: every permutation gives the same numbers, and only slow ones are changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage is asked for: read from words, told in the same words, and the same by name in Python."""
+"""Options of stages: parsed from words, printed in the same words, and given by name in Python."""
 
 from __future__ import annotations
 

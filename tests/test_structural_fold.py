@@ -1,4 +1,4 @@
-"""Any live module folds by its structure: what its classes are called and how they are written does not matter."""
+"""Any live module is folded by its structure, whatever the names of its classes and the way they are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that are unknown, labels that do not fit, budgets without an accuracy: none of these may pass silently."""
+"""Unknown tasks, labels that do not fit, and budgets without an accuracy do not pass silently."""
 
 from __future__ import annotations
 

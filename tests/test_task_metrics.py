@@ -1,4 +1,4 @@
-"""Lossy steps evaluated in the network's own task: metrics by hand, layouts of outputs, and an INT8 detector."""
+"""Lossy steps evaluated in the network's task: metrics against manual values, layouts of outputs, an INT8 detector."""
 
 from __future__ import annotations
 

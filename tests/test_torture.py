@@ -1,4 +1,4 @@
-"""A slice of what `make torture` does, and a test for each fault that it found."""
+"""Part of what `make torture` runs, and a test for each fault that it found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms and the tuner: what is searched, what is kept, what is written, and what it refuses."""
+"""Rewrite presets and `repaconv tune`: what it searches, keeps, writes and refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of outputs in `tune`: what is right passes and what is wrong does not, also where outputs are tiny."""
+"""The check of outputs in `tune`: correct configurations pass and wrong ones do not, also if outputs are tiny."""
 
 from __future__ import annotations
 

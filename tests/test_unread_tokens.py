@@ -1,4 +1,6 @@
-"""read-tokens: what is not read behind the last attention is not computed, and nothing that is read changes."""
+"""read-tokens: tokens that nothing reads after the last attention are not computed, and the tokens that are read do not
+change.
+"""
 
 from __future__ import annotations
 

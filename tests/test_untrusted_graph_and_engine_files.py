@@ -1,4 +1,4 @@
-"""Files of others: graphs and engines are inspected and not run, and nothing is read from outside their folder."""
+"""Untrusted graphs and engines are inspected without running them, and nothing is read from outside their folder."""
 
 from __future__ import annotations
 

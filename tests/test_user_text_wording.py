@@ -1,4 +1,4 @@
-"""What users read is in the field's words: help, messages, pages. A short list of former private phrases."""
+"""Help, messages and pages use the words of the field: a short list of former private phrases is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics, policy, accuracy, inputs: the laws that a verdict rests on."""
+"""Verification: metrics, tolerances, accuracy and inputs on which a verdict depends."""
 
 from __future__ import annotations
 

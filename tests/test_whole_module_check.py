@@ -1,4 +1,6 @@
-"""A live module is run whole, before against after: what is read from outside, shared or hooked is not folded."""
+"""The check that runs a live module as a whole before and after its fold. A submodule that is read from outside, shared
+or hooked is not folded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile and damaged input, and what becomes of it: a corpus a kind of file, and the arena in which each is read."""
+"""Hostile and damaged input: cases for each kind of file, and the sandbox in which each case is read."""
 
 import gc
 import os

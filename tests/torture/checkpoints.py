@@ -1,4 +1,4 @@
-"""Checkpoints as cases: hostile pickles, strange containers, damaged bytes, and weights that no network has."""
+"""Hostile checkpoints: pickles, unusual containers, damaged bytes, and weights that no network has."""
 
 from __future__ import annotations
 

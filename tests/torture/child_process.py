@@ -1,4 +1,4 @@
-"""A call in a process of its own, that may crash, hang or take all memory."""
+"""A function call in a child process, which may crash, hang or use all memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Mutants of another making: swapped arguments, negated conditions, numbers off by one and dropped terms, in all code
-that folds, rewrites, reads or exports a network. Does any pass while its graph computes something else?
+"""Mutants of all code that folds, rewrites, reads or exports a network: swapped arguments, negated conditions, numbers
+off by one, dropped terms. Does any pass verification while its graph computes something else?
 
     PYTHONPATH=tests:benchmarks python -m torture.code_mutants FOLDER [--count 100] [--seed 42] [--operators NAME ...]
 

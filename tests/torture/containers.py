@@ -1,4 +1,4 @@
-"""Files of every container, and what is strange in them: as whole as they need be to be opened."""
+"""Checkpoint files of every container format with unusual structure, complete enough to be opened."""
 
 from __future__ import annotations
 

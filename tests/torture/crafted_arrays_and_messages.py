@@ -1,4 +1,4 @@
-"""Arrays, images, boards' results and messages between machines that somebody made on purpose, not by damage."""
+"""Hand-crafted hostile arrays, images, results of boards, and messages between machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything else that is read: artefacts, recipes, targets, matrices, baselines, arrays, images, boards' results."""
+"""Damaged input other than checkpoints and graphs: artefacts, recipes, targets, arrays, images, results of boards."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Mistakes of our own, planted into the folds while they run: does the proof that each fold brings catch them?
+"""Mutants of the code that folds: does the verification of each fold find them?
 
     PYTHONPATH=tests python -m torture.fold_mutants FOLDER [--count 300] [-o result.json]
 
-One small change in one function (a sign, an operator, a
-term, an index, a comparison), then folds of small networks that run that very line, and their exports. No test looks at
-what comes of it: only the chain itself, as it runs for everybody. What it lets through is then held against the network
-by code without the change. An interrupted run resumes from the folder.
+One small change in one function (a sign, an operator, a term, an index, a comparison), then folds of small networks
+that run that very line, and their exports. Only the verification that every user runs checks the result, and no test.
+What passes is then compared with the outputs of the original network by code without the change. An interrupted run
+resumes from the folder.
 """
 
 from __future__ import annotations

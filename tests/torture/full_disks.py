@@ -1,4 +1,5 @@
-"""Stages on a disk that has room for so many pages, or so many files: done, or refused, and done with room.
+"""Stages on a disk with room for a given number of pages or files. A stage completes or is refused, and completes
+afterwards on a disk with enough room.
 
 Everything that a stage may write is on that disk: its folder, temporary files, the user's home and caches.
 """

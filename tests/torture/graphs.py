@@ -1,4 +1,6 @@
-"""ONNX graphs that no exporter writes: outside files, endless loops, absurd sizes, and bytes of sound ones damaged."""
+"""ONNX graphs that no exporter writes: external files, endless loops, absurd sizes, and valid graphs with damaged
+bytes.
+"""
 
 from __future__ import annotations
 

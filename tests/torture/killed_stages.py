@@ -1,6 +1,6 @@
-"""Stages killed: what is left is never taken for whole, and the same command then completes.
+"""Killed stages. What a killed stage leaves is never taken as complete, and the same command then completes.
 
-At random moments, and before each step that changes what lies in their folder.
+A stage is killed at random moments, and before each step that changes files of its folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes of Python code by four operators, and how a process imports a module that is changed so.
+"""Four mutation operators for Python code, and the import of a mutated module in a process.
 
 A changed module is compiled from its changed syntax tree when it is first imported, so that everything in it can be
 changed: tables of a module, defaults of arguments, and functions within functions.

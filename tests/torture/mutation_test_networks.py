@@ -1,4 +1,4 @@
-"""The networks on which changed code is tried, what it does with them, and what they compute, without the change.
+"""The networks on which mutants of the code are tried, and their outputs without the mutation.
 
 Each is made once, by unchanged code: a file, random inputs of our own, and its outputs on these in float64. The inputs
 are others than any verification takes: other sizes, seeds, means and ranges.

@@ -1,4 +1,4 @@
-"""Hostile pickles, each put where a checkpoint's own stands: it may run, alter and eat nothing."""
+"""Hostile pickles in place of a checkpoint's own. They must not run code, alter the reader, or use up memory."""
 
 from __future__ import annotations
 

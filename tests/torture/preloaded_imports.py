@@ -1,4 +1,4 @@
-"""What every child would import for itself, imported once before it is forked."""
+"""Imports that every child process needs, done once before the processes are forked."""
 
 from __future__ import annotations
 

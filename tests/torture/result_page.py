@@ -1,4 +1,4 @@
-"""The result of `make torture`, and docs/hostile-input.md, which is made from it."""
+"""The result of `make torture` as a page: docs/hostile-input.md."""
 
 from __future__ import annotations
 

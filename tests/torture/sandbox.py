@@ -1,7 +1,7 @@
-"""Where a hostile file is read: a forked child with little memory, an alarm, and an ear on what the interpreter does.
+"""The sandbox in which a hostile file is read: a forked child with little memory, a time limit and an audit hook.
 
-A child reads one case after the other and tells of each before it begins, so that one that takes the whole process
-down is known by its name, and the next child goes on behind it.
+A child reads one case after the other and reports each before it starts. A case that ends the process is therefore
+known by its name, and the next child continues after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small sound checkpoints of every method, and what their files do not tell."""
+"""Small valid checkpoints of every method, and their settings that the files do not contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Artefacts whose every text is hostile to a terminal, of every kind that a command shows."""
+"""Results whose every text contains terminal escape sequences, one of each type that a command shows."""
 
 from __future__ import annotations
 

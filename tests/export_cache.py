@@ -29,8 +29,8 @@ FOLDER = "REPACONV_TESTS_EXPORTED"
 """The environment variable that names the folder; without it every export is fresh."""
 TESTS = str(Path(__file__).parent) + os.sep
 LARGEST = 64 * 2**20
-DEPLOY = tuple(f"repaconv.{room}" for room in ("affine", "backbones", "convolution"))
-NETS = (*DEPLOY, *(f"repaconv.{room}" for room in ("methods", "skeletons", "trained")))
+DEPLOY = ("repaconv.algebra", "repaconv.backbones")
+NETS = (*DEPLOY, "repaconv.methods")
 
 ONNXRegistry.from_torchlib = staticmethod(cache(ONNXRegistry.from_torchlib))  # else read from its sources every time
 

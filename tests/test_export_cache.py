@@ -14,6 +14,7 @@ from conftest import TINY
 from export_cache import question_of
 from torch import nn
 
+from repaconv.algebra import convolution_kernels
 from repaconv.backbones.metaformer import BACKBONE, MetaFormer
 from repaconv.methods.riformer import METHOD
 from repaconv.methods.riformer.paper_equations import RIFormerBlock
@@ -118,6 +119,8 @@ def test_what_cannot_be_written_down_or_is_patched_is_no_question(net):
     x = torch.zeros(1, 3, 32, 32)
     right = MetaFormer.forward
     with patch.object(MetaFormer, "forward", lambda self, images: right(self, images) + 1):
+        assert question_of(net, (x,)) is None
+    with patch.object(convolution_kernels, "eye", lambda width, rank: None):
         assert question_of(net, (x,)) is None
     with patch.object(RIFormerBlock, "forward", lambda self, images: images):
         assert question_of(net, (x,))

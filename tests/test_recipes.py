@@ -244,6 +244,14 @@ def test_an_unknown_preset_is_refused_before_the_fold(tiny, repaconv):
     assert not Path("repaconv-out").exists()
 
 
+def test_a_recipe_that_another_command_writes_in_the_meantime_is_kept(tiny):
+    path = Path("here.toml")
+    with pytest.raises(UsageProblem, match=r"^here\.toml already exists"):
+        new_recipe(tiny, out=path, progress=lambda *_: path.write_text("theirs"))
+    assert path.read_text() == "theirs"
+    assert not [*Path().glob(".here*")]
+
+
 def test_a_new_recipe_is_of_a_folder_with_a_network(repaconv):
     folder = Path("net")
     folder.mkdir()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem, escape_control_characters
-from repaconv.core.files import is_utf8, sha256_of, write_text
+from repaconv.core.files import is_utf8, sha256_of, text_bytes, write_with
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph, read_graph
 from repaconv.results import Claim, Fact, Inspection, NewRecipe
@@ -74,9 +74,7 @@ def new_recipe(
     source, address = local_path(checkpoint), address_of(checkpoint)
     path = Path(out) if out else Path(f"{run_folder.utf8_stem(source)}.toml")
     if os.path.lexists(path):
-        raise UsageProblem(
-            f"{path} already exists.", hint="Give another path with -o, or move the file away.", code="recipe.exists"
-        )
+        raise _already_exists(path)
     device = load_target(target)
     if not source.exists():
         raise Refused(f"there is no file or folder {source}.", hint="Check its path.", code="checkpoint.missing")
@@ -91,9 +89,31 @@ def new_recipe(
     seen = None if is_graph(source) or source.is_dir() else inspect(source)
     arch = _arch_of_folder(source) if source.is_dir() else None
     lines = [*_head(source, seen, place, arch), *(_settings(seen) if seen else ()), *_reference(seen)]
-    write_text(path, "\n".join(lines) + "\n" + _rest(path, target, bundled=builds_on_target(device)))
+    _write_new(path, "\n".join(lines) + "\n" + _rest(path, target, bundled=builds_on_target(device)))
     problems = (*(seen.problems if seen else ()), *_architecture_problem(seen, arch))
     return NewRecipe(recipe=str(path), method=(seen.method or "") if seen else "", problems=problems)
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file that does not exist; of several commands that write it at once, one succeeds.
+
+    Raises:
+        UsageProblem: If another command has written it in the meantime.
+    """
+
+    def reserved(temporary: Path) -> None:
+        temporary.write_bytes(text_bytes(text))
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            raise _already_exists(path) from None
+
+    write_with(path, reserved)
+
+
+def _already_exists(path: Path) -> UsageProblem:
+    hint = "Give another path with -o, or move the file away."
+    return UsageProblem(f"{path} already exists.", hint=hint, code="recipe.exists")
 
 
 def _rest(path: Path, target: str, *, bundled: bool) -> str:

@@ -523,7 +523,7 @@ def test_a_lossy_link_says_what_its_pass_means_at_its_line(tmp_path):
     assert all("only random images" in check.message for check in checks)
     for check in checks:
         assert check.line == line
-        assert "no prediction with a lead above 5% of the largest logit changed" in check.message
+        assert check.message.count("with a lead above 5%") == 1  # each figure once
         assert "accuracy was not measured" in check.message
 
 

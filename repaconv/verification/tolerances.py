@@ -218,7 +218,9 @@ def by_chance(count: int, n: int, share: float) -> float:
 
 
 def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None, *, task: str = "") -> str:
-    """Describe the top-1 predictions of a lossy link, and what was not evaluated.
+    """Describe the top-1 predictions of a lossy link, which limit they exceed, and what was not evaluated.
+
+    The measured values with their limits are in `Link.lossy_text`, which is printed next to it.
 
     ``task`` is the network's task, if its results have a link of their own.
     """
@@ -226,16 +228,15 @@ def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None,
         return f"these are the numbers; the results of {task} have a row of their own"
     if metrics.top1_agreement is None or allowed.flips is None or allowed.flips_within_noise is None:
         return "no top-1 predictions to compare: evaluated by cosine and error alone"
-    many = _too_many(metrics, allowed)
-    lead, flips = f"{allowed.noise:.0%} of the largest logit", metrics.top1_flips_that_matter
-    beyond = f"{flips or 'no'} prediction{'s' if flips > 1 else ''} with a lead above {lead} changed"
-    within = f"{metrics.top1_flips_within_noise} of {metrics.top1_close} with a smaller lead changed"
-    words = [
-        f"{metrics.top1_agreement:.1%} of {metrics.images} top-1 predictions agree",
-        beyond + (f", {allowed.flips:.0%} of all is allowed" if many[0] else ""),
-        within + (f", {allowed.flips_within_noise:.0%} is allowed and chance explains no more" if many[1] else ""),
-    ]
-    words = words if metrics.top1_close else words[:2]
+    beyond, within = _too_many(metrics, allowed)
+    flips, lead = metrics.top1_flips_that_matter, f"{allowed.noise:.0%} of the largest logit"
+    words = [f"{metrics.top1_agreement:.1%} of {metrics.images} top-1 predictions agree"]
+    if beyond:
+        count = f"{flips} prediction{'s' if flips > 1 else ''} with a lead above {lead} changed"
+        words.append(f"{count}, {allowed.flips:.0%} of all is allowed")
+    if within:
+        count = f"{metrics.top1_flips_within_noise} of {metrics.top1_close} with a smaller lead changed"
+        words.append(f"{count}, {allowed.flips_within_noise:.0%} is allowed and chance explains no more")
     return "; ".join([*words, *([] if accuracy else ["accuracy was not measured: no labels"])])
 
 

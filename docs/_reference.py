@@ -360,6 +360,7 @@ FILES = {
     "RunsReport": "`report --format json` of several runs",
     "NewRecipe": "`new-recipe`",
     "PaperTable": "`table`",
+    "Target": "`targets`: a list of them",
 }
 """Where each result is found; all other records are parts of these."""
 
@@ -375,8 +376,10 @@ result in `data` has its own."""
 def _records() -> dict[str, Any]:
     """The results' models by name."""
     from repaconv import results as artefacts
+    from repaconv.engines.targets import schema as targets
 
-    found = {name: getattr(artefacts, name) for name in dir(artefacts)}
+    of_targets = {each.__name__: each for each in (targets.Target, targets.BenchDefaults, targets.Variant)}
+    found = {name: getattr(artefacts, name) for name in dir(artefacts)} | of_targets
     return {
         name: each
         for name, each in found.items()
@@ -397,10 +400,20 @@ def results() -> str:
         "| Result | Where |\n|---|---|\n"
     )
     rows = "".join(f"| [{name}](#{name.lower()}) | {where} |\n" for name, where in FILES.items())
+    rows += "| [PluginRow](#pluginrow) | `doctor`: a list of them |\n"
     own = "".join(_record(name, records[name]) for name in FILES)
     parts = "".join(_record(name, each) for name, each in records.items() if name not in FILES and each is not Artefact)
     shared = _record("Artefact", Artefact, "Keys of every result that is a file of a run")
-    return head + rows + shared + own + parts
+    return head + rows + shared + own + _plugin_row() + parts
+
+
+def _plugin_row() -> str:
+    """The keys of a row of `doctor`, which is no record: `repaconv.core.plugins` imports no pydantic."""
+    from repaconv.core.plugins import PluginRow
+
+    text, _, listed = inspect.cleandoc(PluginRow.__doc__ or "").partition("Attributes:\n")
+    rows = "".join(f"| `{key}` | text | {_cell(_plain(meaning))} |\n" for key, meaning in _entries(listed))
+    return f"\n## PluginRow\n\n{_plain(text.strip())}\n\n| Key | Type | Meaning |\n|---|---|---|\n{rows.rstrip()}\n"
 
 
 def _record(name: str, model: Any, title: str = "") -> str:

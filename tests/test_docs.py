@@ -313,6 +313,21 @@ def test_the_reference_has_every_command_key_and_code(reference):
     assert "update_baseline" not in pages["reference/recipe.schema.json"]
 
 
+def test_the_table_of_results_has_every_command_that_prints_json(reference):
+    from typer.main import get_command
+
+    from repaconv.cli.main import app
+
+    table = reference.results().partition("| Result | Where |")[2].partition("\n## ")[0].lower()
+    printing = {
+        name
+        for name, command in get_command(app).commands.items()
+        if any("--format" in each.opts for each in command.params)
+    }
+    assert {"doctor", "targets", "fold"} <= printing
+    assert not {name for name in printing if name not in table}
+
+
 def test_no_record_describes_a_key_that_it_does_not_have(reference):
     for name, record in reference._records().items():
         described = reference.meanings(record)

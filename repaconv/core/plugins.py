@@ -90,9 +90,15 @@ REMOVED = {
 
 
 class PluginRow(NamedTuple):
-    """One registered plug-in, as ``doctor`` prints it.
+    """One row of ``doctor``: a plug-in that is registered, an extra, or with ``--target`` a command.
 
-    ``problem`` is empty if the plug-in loads. ``note`` is a runtime's version, or why it is not available.
+    Attributes:
+        group: The entry-point group of a plug-in, e.g. ``repaconv.methods``, or ``extras``; with ``--target`` the name
+            of the target.
+        name: The name of the plug-in or the extra; with ``--target`` the command.
+        value: What the entry point names, the packages of the extra, or the runtime of the target with its version.
+        problem: Why it does not work; empty if it does.
+        note: The version of a runtime or why it is not available, or what an extra is for.
     """
 
     group: str

@@ -18,7 +18,14 @@ from repaconv.results import PREVIOUS, Limits, Record
 
 
 class BenchDefaults(Record):
-    """Default benchmark settings of a target."""
+    """Default benchmark settings of a target.
+
+    Attributes:
+        threads: Threads per inference.
+        batch: Images per inference.
+        rounds: Measured rounds.
+        warmup_rounds: Rounds before these, which are not measured.
+    """
 
     threads: int
     batch: int
@@ -27,7 +34,17 @@ class BenchDefaults(Record):
 
 
 class Variant(Record):
-    """Differences of a target with another system; omitted fields are the target's."""
+    """Differences of a target with another system; omitted fields are the target's.
+
+    Attributes:
+        runtime: Another engine.
+        runtime_version: Its version on the device.
+        board_python: Another version of Python.
+        opset: Another opset.
+        unsupported_ops: Other operators that the parser does not support.
+        forbids: Other features that it does not support.
+        precisions: Other precisions.
+    """
 
     FORMER: ClassVar[Mapping[str, str]] = {"lacks": "unsupported_ops"}
 
@@ -45,7 +62,9 @@ class Target(Record):
 
     Attributes:
         name: Name of the target and of files made for it: letters, digits, ``_`` and ``-``.
-        runtime: Name of a registered engine; ``runtime_version`` is the version on the device.
+        about: What the device is, in a few words.
+        runtime: Name of a registered engine.
+        runtime_version: Its version on the device.
         compute_capability: Compute capability of its GPU.
         architecture: Architecture of its CPU as in ``platform.machine()``, if the model runs on the CPU.
         board_python: Python version on the device.
@@ -67,6 +86,7 @@ class Target(Record):
         quantizers: Quantizers that `tune` tries in addition to ONNX Runtime's.
         source: The sources of these values.
         other_runtimes: Targets with other runtimes on the same device, which `tune` tries.
+        bench: Default settings of `bench`.
         limits: Peak throughput and bandwidth for `bench --estimate`. A series of GPUs has none.
         variants: The same device with other systems, e.g. ``orin-nano@jp5.1``.
     """

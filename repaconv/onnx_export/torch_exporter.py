@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import Refused
-from repaconv.core.progress import only_errors
+from repaconv.core.progress import Progress, only_errors
 from repaconv.graph.graph_without_weights import ONE_FILE_BYTES
 from repaconv.graph.onnx_files import opset_of
 from repaconv.onnx_export.opset_lowering import lower
@@ -47,6 +48,20 @@ def _sort_stable(self: Any, stable: bool | None = None, dim: int = -1, descendin
 
 
 # Export.
+
+
+def load_exporter(progress: Progress, name: str = "") -> None:
+    """Import the modules that torch's exporter imports at its first use, with a progress step: it takes seconds.
+
+    Args:
+        progress: See `Progress`.
+        name: Goes in front of the step, e.g. ``deploy form: ``.
+    """
+    if not {"onnxscript", "torch._dynamo"} <= sys.modules.keys():
+        progress(f"{name}load PyTorch's ONNX exporter", 0, 0)
+        import onnxscript  # noqa: F401
+        import torch._dynamo  # noqa: F401
+
 
 # Above protobuf's limit for one message, weights are stored in an external file, except smaller ones than this.
 INLINE_BYTES = 2**20

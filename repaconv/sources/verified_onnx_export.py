@@ -102,7 +102,7 @@ def exported_graph(
     Raises:
         Refused: If torch cannot export it, or what it writes is not valid or does not run.
     """
-    from repaconv.onnx_export.torch_exporter import DATA, check, to_onnx
+    from repaconv.onnx_export.torch_exporter import DATA, check, load_exporter, to_onnx
     from repaconv.verification.model_runners import TorchRunner
 
     spec, scratch = ways.spec, ways.scratch
@@ -110,6 +110,7 @@ def exported_graph(
     runner = TorchRunner(module, tensors, double=False, outputs=(output,))
     expected = ExpectedOutputs.of(runner, _comparison_inputs(shape, spec.batch, spec.dynamic_size), ways)
     _load_float32(module, tensors)
+    load_exporter(ways.progress, f"{ways.form}: ")
     ways.progress(f"{ways.form}: export to ONNX", 0, 0)
     written: dict[str, Any] = {
         "opset": spec.opset,

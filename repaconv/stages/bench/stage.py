@@ -64,6 +64,7 @@ def bench_by(
         Refused: If the run or a file is missing, or the model was changed since its export.
         UsageProblem: If there is nothing to measure or the sizes do not fit the model.
     """
+    progress("open the model", 0, 0)
     with lock_folder(None if is_single_file(model) else run_folder.find_run(Path(model) if model else None).folder):
         plan = plan_bench(options, model, device, progress)
         if plan.run:

@@ -74,6 +74,7 @@ def export_by(
         UsageProblem: If there is no run, the network does not accept that image size, there are too few images or
             images of another size, or repaconv did not write the file that would be replaced.
     """
+    progress("open the run", 0, 0)
     plan = _plan(options, run, onnx)
     with lock_folder(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
         graph = _graph(plan, scratch, progress)

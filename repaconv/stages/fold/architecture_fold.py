@@ -22,6 +22,7 @@ from repaconv.graph.onnx_files import opset_of
 from repaconv.method_api.preprocessing import Images, Sized, images_by, require_channels
 from repaconv.method_api.settings import SettingsReader
 from repaconv.onnx_export.float64_exporter import network_to_onnx
+from repaconv.onnx_export.torch_exporter import load_exporter
 from repaconv.results import ClassScores, Exporting, Fact, Known, Link, NetworkFold
 from repaconv.results.link_reasons import limit_in_words
 from repaconv.sources.class_score_outputs import LOGITS, asked_classes, class_scores
@@ -260,6 +261,7 @@ def fold_network_by(
     """
     progress("build the network", 0, 0)
     plan = _plan(options, Path(path), found, progress)
+    load_exporter(progress)
     progress("export to ONNX", 0, 0)
     names, shape = plan.outputs, (plan.built.channels, *plan.images.size)
     module = in_float64(plan.built.module, shape)

@@ -24,6 +24,7 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.files import write_artefact
 from repaconv.engines import trtexec_logs
 from repaconv.engines.targets import board_run
+from repaconv.stages.bundle.text import board_commands
 from repaconv.verification.model_runners import ImageSession, load_onnx
 
 RECORDED = Path(__file__).parent / "data" / "trtexec"
@@ -260,6 +261,16 @@ def test_a_call_that_is_filled_up_expects_what_its_pixels_give(tiny):
     for call in range(2):
         expected = calls[f"output_{call}_0"].reshape(2, -1)
         assert np.abs(session.run(calls[f"input_{call}_0"]) - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_the_commands_for_the_board_quote_the_name_of_the_run(tiny):
+    rc.fold(tiny, out="my run")
+    rc.export(target="orin-nano")
+    made = rc.bundle(target="orin-nano", count=1)
+    assert "python3 'my run-orin-nano/run.py'" in board_commands(made)
+    with tarfile.open(Path("my run/build") / made.payload.path) as bundle:
+        readme = bundle.extractfile("my run-orin-nano/README.txt").read().decode()
+    assert "python3 'my run-orin-nano/run.py' -o" in readme
 
 
 def test_normalized_images_are_refused_for_a_graph_that_takes_pixels(tiny, repaconv):

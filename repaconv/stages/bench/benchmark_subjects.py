@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -254,7 +255,7 @@ def _existing(path: Path) -> Path:
     if path.suffix in CHECKPOINT_SUFFIXES:
         raise Refused(
             f"{path} is a checkpoint, and bench measures ONNX models and engines.",
-            hint=f"Fold and export it, and give its run: repaconv fold {path}; repaconv export",
+            hint=f"Fold and export it, and give its run: repaconv fold {shlex.quote(str(path))}; repaconv export",
             code="bench.no-model",
         )
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -370,7 +371,7 @@ def _readme(plan: _Plan) -> str:
     device = plan.device
     return (
         f"For {device.name} ({device.about}), TensorRT {device.runtime_version}, {plan.exported.precision}.\n\n"
-        f"On the board:   tar xzf THIS.tar.gz && python3 {plan.inside}/run.py -o result.tar.gz\n"
+        f"On the board:   tar xzf THIS.tar.gz && python3 {shlex.quote(f'{plan.inside}/run.py')} -o result.tar.gz\n"
         "On the desk:    repaconv collect result.tar.gz\n\n"
         "run.py builds the engine with the board's own trtexec, runs the recorded calls through it, and measures it.\n"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import colored, plain, stdout, table
@@ -20,10 +21,8 @@ def show_bundle_and_collect(done: BundleArtefact | CollectArtefact) -> None:
 
 def board_commands(done: BundleArtefact) -> str:
     """Return the commands for a bundle, on the board and here."""
-    return (
-        f"on the board: tar xzf {done.payload.path} && python3 {done.inside}/run.py; then here: repaconv collect "
-        "result.tar.gz"
-    )
+    tarball, program = shlex.quote(done.payload.path), shlex.quote(f"{done.inside}/run.py")
+    return f"on the board: tar xzf {tarball} && python3 {program}; then here: repaconv collect result.tar.gz"
 
 
 def _bundle(done: BundleArtefact) -> None:

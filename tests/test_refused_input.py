@@ -180,6 +180,23 @@ def test_a_result_that_cannot_be_written_is_refused_before_any_work(folded, tiny
     with pytest.raises(EnvironmentProblem, match="locked: Permission denied"):
         rc.fold("net.onnx", out=Path("locked/new").resolve(), progress=works)
     assert not list(Path("locked").iterdir())
+    held = os.statvfs("locked")
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*held[:8], os.ST_RDONLY, held[9])))
+    with pytest.raises(EnvironmentProblem, match="locked: Read-only file system"):
+        rc.fold("net.onnx", out=Path("locked/new").resolve(), progress=works)
+
+
+def test_a_tilde_that_no_shell_replaced_is_refused(tiny, repaconv, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    for words in (("fold", tiny, "--out=~/run"), ("fold", "~/net.pth"), ("fold", tiny, "-o", "~")):
+        code, _, told = repaconv(*words)
+        assert (code, "begins with ~" in told, "hint: Give /home/somebody" in told) == (4, True, True), told
+    assert not Path("~").exists()
+    with pytest.raises(Refused, match="begins with ~"):
+        rc.fold(tiny, out="~/run")
+    Path("~").mkdir()  # then it is meant
+    assert rc.fold(tiny, out="~/run").output_files
+    assert rc.fold(tiny, out="~net").output_files
 
 
 def test_a_file_that_the_fold_would_remove_is_refused(repaconv):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR
+from errno import EACCES, EDQUOT, EISDIR, ELOOP, ENAMETOOLONG, ENOSPC, ENOTDIR, EROFS
 from functools import wraps
 from glob import escape
 from pathlib import Path
@@ -78,6 +78,7 @@ def require_valid_name(path: Path) -> None:
     Raises:
         Refused: ``file.name``.
     """
+    _require_no_tilde(path)
     try:
         path.stat()
     except UnicodeEncodeError as error:
@@ -105,6 +106,23 @@ def require_valid_name(path: Path) -> None:
                 hint="Shorten it, or give a shorter output path with -o.",
                 code="file.name",
             ) from error
+
+
+def _require_no_tilde(path: Path) -> None:
+    """Refuse ``~/file``, unless there is a folder of that name: a shell leaves the ``~`` of ``--out=~/file`` as it is.
+
+    Raises:
+        Refused: ``file.name``.
+    """
+    if not str(path).startswith("~") or os.path.lexists(path.parts[0]):
+        return
+    with suppress(RuntimeError, ValueError):  # there is no such user: it is a name that begins with ~
+        expanded = path.expanduser()
+        raise Refused(
+            f"{path} begins with ~, which only a shell replaces, and not in quotes or after '='.",
+            hint=f"Give {expanded}.",
+            code="file.name",
+        )
 
 
 def require_reachable(path: Path) -> None:
@@ -359,12 +377,14 @@ def require_writable(path: Path) -> None:
     elif not around.is_dir():
         why = f"{around}: {os.strerror(ENOTDIR)}"
     elif not os.access(around, os.W_OK | os.X_OK):
-        why = f"{around}: {os.strerror(EACCES)}"
+        read_only = os.statvfs(around).f_flag & os.ST_RDONLY
+        why = f"{around}: {os.strerror(EROFS if read_only else EACCES)}"
     else:
         try:
             tempfile.TemporaryFile(dir=around).close()
-        except OSError:
-            why = f"{around}: no file can be created there"
+        except OSError as error:
+            full = error.errno in (ENOSPC, EDQUOT)
+            why = f"{around}: {error.strerror if full else 'no file can be created there'}"
         else:
             return
     raise write_error(str(path), OSError(why), "Give another path")

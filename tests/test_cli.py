@@ -657,6 +657,7 @@ def test_no_number_of_a_table_is_cut_or_wrapped(width, monkeypatch):
         console.print(rows)
     lines = printed.get().splitlines()
     assert max(map(len, lines)) <= width
+    assert all(line == line.rstrip() for line in lines)  # a file that it is written to has no trailing spaces
     for cell in ("verdict", "max rel", "1.4e-15", "1,234,567.8", "-0.1 (2)", "9.0", "random"):
         assert any(cell in line for line in lines), (cell, lines)
     assert ("1.4e-15" in next(line for line in lines if "passed" in line)) is (width >= 80)  # a table, else lines

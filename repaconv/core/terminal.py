@@ -16,6 +16,7 @@ from repaconv.core.errors import escape_control_characters
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
+    from rich.segment import Segment
     from rich.table import Table
     from rich.text import Text
 
@@ -134,6 +135,7 @@ def table(*header: str) -> Table:
 @cache
 def _table_class() -> type[Table]:
     from rich.padding import Padding
+    from rich.segment import Segment
     from rich.table import Table
 
     class FittingTable(Table):
@@ -146,7 +148,7 @@ def _table_class() -> type[Table]:
                 for column, texts in zip(self.columns, cells, strict=True)
             ]
             if sum(widths) + 3 * len(widths) - 1 <= options.max_width:  # 3 spaces between columns, 1 on each side
-                yield from super().__rich_console__(console, options)
+                yield from without_trailing_spaces(super().__rich_console__(console, options))
                 return
             for number, row in enumerate(self.rows):
                 lines = Table.grid(padding=(0, 2))
@@ -155,7 +157,18 @@ def _table_class() -> type[Table]:
                 for column, texts in zip(self.columns, cells, strict=True):
                     if texts[number].plain:
                         lines.add_row(str(column.header), texts[number])
-                yield Padding(lines, (1 if number == 0 else 0, 0, 1, 1), style=row.style or "none", expand=False)
+                spaced = Padding(lines, (1 if number == 0 else 0, 0, 1, 1), style=row.style or "none", expand=False)
+                yield from without_trailing_spaces(console.render(spaced, options))
+
+    def without_trailing_spaces(rendered: Iterable[Any]) -> Iterator[Segment]:
+        """Lines end with their last letter: rich fills each one up to the width of the table."""
+        for line in Segment.split_lines(rendered):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                yield from line[:-1]
+                yield Segment(line[-1].text.rstrip(), line[-1].style)
+            yield Segment.line()
 
     return FittingTable
 

@@ -98,12 +98,16 @@ def test_what_the_recipe_asks_for_and_is_not_there_is_an_environment_problem(tmp
     assert report.recipes[0].checks[-1].code == "runtime.missing"
 
 
-def test_a_checkpoint_that_is_not_the_one_that_the_recipe_pins_is_refused(tmp_path):
+def test_a_checkpoint_that_is_not_the_one_that_the_recipe_pins_is_refused(tmp_path, repaconv):
     path = recipe(tmp_path)
     path.write_text(f'sha256 = "{"0" * 64}"\n{path.read_text()}')
     report = rc.gate([path])
     assert report.exit_code == 4
     assert report.recipes[0].checks[0].code == "file.sha256"
+    code, out, _ = repaconv("gate", path)
+    assert code == 4
+    assert "input refused (exit code 4): 1 recipe\n" in out
+    assert re.search(r"r\.toml: fold: \S*r\.pth has the SHA-256", out)
 
 
 def test_what_fails_in_one_recipe_is_told_and_is_nobody_elses(tmp_path, monkeypatch):
@@ -261,7 +265,7 @@ def test_formats_from_the_command_line(tmp_path, repaconv):
     code, out, _ = repaconv("gate", path, "--format", "junit")
     assert code == 1
     xmlschema.XMLSchema(SCHEMA).validate(out)
-    assert repaconv("gate", path, "--format", "markdown")[1].startswith("## repaconv gate: exit 1")
+    assert repaconv("gate", path, "--format", "markdown")[1].startswith("## repaconv gate: failed\n")
     assert (
         repaconv("gate", path, "--report", f"junit:{tmp_path}/g.xml", "--report", f"markdown:{tmp_path}/g.md")[0] == 1
     )

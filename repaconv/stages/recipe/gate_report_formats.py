@@ -8,6 +8,20 @@ from repaconv.core.errors import escape_control_characters
 from repaconv.results import Check, GatedRecipe, GateReport
 
 MARKS = {"passed": "✅", "failed": "❌", "not verified": "⚪", "inconclusive": "❔", "error": "⛔"}
+OUTCOMES = {
+    0: "passed",
+    1: "failed",
+    2: "wrong recipe",
+    3: "something is missing on this machine",
+    4: "input refused",
+    5: "inconclusive",
+}
+"""What the exit codes of `run` and `gate` mean."""
+
+
+def outcome(exit_code: int) -> str:
+    """Return the meaning of an exit code, with the code if the words do not tell it."""
+    return OUTCOMES[exit_code] + (f" (exit code {exit_code})" if exit_code > 1 else "")
 
 
 def sentence(check: Check) -> str:
@@ -83,7 +97,7 @@ def _property(text: str) -> str:
 
 def markdown(report: GateReport) -> str:
     """One markdown table per recipe, for a pull request."""
-    parts = [f"## repaconv gate: {'passed' if not report.exit_code else f'exit {report.exit_code}'}"]
+    parts = [f"## repaconv gate: {outcome(report.exit_code)}"]
     for recipe in report.recipes:
         parts += ["", f"### {_cell(recipe.recipe)}", "", "| | check | verdict | result |", "|---|---|---|---|"]
         parts += [

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def show_gate(done: GateReport) -> None:
     """Print every check of every recipe, and the verdict."""
-    from repaconv.stages.recipe.gate_report_formats import sentence
+    from repaconv.stages.recipe.gate_report_formats import outcome, sentence
 
     for recipe in done.recipes:
         print_table = table("stage", "check", "verdict", "")
@@ -21,13 +21,13 @@ def show_gate(done: GateReport) -> None:
             print_table.add_row(check.stage, check.name, colored(check.verdict), plain(sentence(check)))
         stdout().print(f"[bold]{plain(recipe.recipe)}[/]")
         stdout().print(print_table)
-    verdict = "passed" if not done.exit_code else "failed" if done.exit_code == 1 else f"exit {done.exit_code}"
     count = f"{len(done.recipes)} recipe{'s' if len(done.recipes) > 1 else ''}"
-    stdout().print(f"{colored(verdict)}: {count}{', with mistakes' if done.exit_code == 2 else ''}")
+    stdout().print(f"{colored(outcome(done.exit_code))}: {count}")
     for recipe in done.recipes if done.exit_code else ():
         for check in recipe.checks:
             if check.verdict not in ("passed", "not verified"):
-                stdout().print(plain(f"{recipe.recipe}: {check.stage} {check.name}: {sentence(check)}"))
+                what = check.stage if check.name == check.stage else f"{check.stage} {check.name}"
+                stdout().print(plain(f"{recipe.recipe}: {what}: {sentence(check)}"))
 
 
 def checks_summary(checks: Sequence[Check]) -> str:
@@ -53,7 +53,7 @@ def show_recipe_run(done: RecipeRun | NewRecipe) -> None:
 
 def _recipe_run(done: RecipeRun) -> None:
     """Print each step with its reason, the checks that did not pass (all with -v), and the path of the report."""
-    from repaconv.stages.recipe.gate_report_formats import sentence
+    from repaconv.stages.recipe.gate_report_formats import outcome, sentence
 
     if done.steps:
         print_table(("step", "status", "reason"), [(each.name, each.did, each.why) for each in done.steps])
@@ -66,8 +66,7 @@ def _recipe_run(done: RecipeRun) -> None:
     for name, value in done.reference.items():
         stdout().print(f"[dim]{name}:[/] {plain(value)}")
     if done.checks:
-        verdict = "passed" if not done.exit_code else "failed" if done.exit_code == 1 else f"exit {done.exit_code}"
-        stdout().print(f"{colored(verdict)}: {plain(checks_summary(done.checks))}")
+        stdout().print(f"{colored(outcome(done.exit_code))}: {plain(checks_summary(done.checks))}")
     for check in done.checks:
         if (check.stage, check.verdict) == ("bundle", "passed"):  # the rest is done on the board
             stdout().print(plain(f"{relative_path(done.run)}/{check.message}"))

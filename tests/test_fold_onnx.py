@@ -267,6 +267,23 @@ def test_a_concatenation_stays_whole_where_one_part_of_it_is_a_slice():
     assert kinds == [row[0] for row in rows]
 
 
+def test_a_concatenation_stays_whole_where_the_product_of_it_is_added_to_its_bias():
+    """As the sines and cosines of four coordinates in DAB-DETR and RF-DETR: more is joined than the product gives."""
+    weights = {"w": normal(64, 32), "b": normal(32)}
+    rows = [
+        ("Sin", "x", "0"),
+        ("Cos", "x", "1"),
+        ("Tanh", "x", "2"),
+        ("Exp", "x", "3"),
+        ("Concat", "0 1 2 3", "4", {"axis": -1}),
+        ("MatMul", "4 w", "5"),
+        ("Add", "5 b", "6"),
+        ("Relu", "6", "y"),
+    ]
+    kinds = folded(graph(rows, weights, {"x": (1, 10, 16)}), normal(1, 10, 16))
+    assert kinds == [row[0] for row in rows]
+
+
 def test_products_of_different_channels_one_of_which_is_added_to_a_shortcut_get_no_rows_of_zeros():
     """As in DPN: some channels have a shortcut, others are concatenated."""
     weights = {"v": normal(8, 16, 1, 1), "w": normal(4, 16, 1, 1), "n": np.array([8, 8])}

@@ -360,8 +360,7 @@ class Reader:
     shift_now: Vector | None
 
 
-@dataclass(frozen=True)
-class Removal:
+class Removal(NamedTuple):
     """A removed vertex, and what its readers were before and after."""
 
     vertex: Vertex
@@ -405,6 +404,26 @@ def removal(vertex: Vertex, readers: dict[Vertex, tuple[Map, Vector | None, bool
         vertex,
         {u: Reader(*was, {s: u.inputs.get(s) for s in vertex.inputs}, u.shift) for u, was in readers.items()},
     )
+
+
+def handed_on(one: Removal, reader: Vertex) -> tuple[Vertex, Map, dict[Vertex, Reader]] | None:
+    """What a removal becomes once one of its readers is removed itself, such as a product before its bias.
+
+    Args:
+        one: A removal of a vertex without a shift.
+        reader: One of its readers, which is removed next and has one reader of its own.
+
+    Returns:
+        The reader's own reader, the edge from the removed vertex to it, and the other readers; None if the removal can
+        not be reverted there.
+    """
+    if one.vertex.shift is not None or len(reader.outputs) > 1 or not _is_unchanged(reader, one.readers[reader]):
+        return None
+    ((last, outer),) = ((user, user.inputs[reader]) for user in reader.outputs)
+    if last in one.readers or last.inputs.keys() & one.vertex.inputs.keys():
+        return None
+    others = {user: was for user, was in one.readers.items() if user is not reader}
+    return last, composition(outer, one.readers[reader].edge), others
 
 
 def revert_useless_removals(graph: LinearGraph, removals: list[Removal]) -> None:
@@ -484,6 +503,7 @@ class LinearGraph:
         self._biased = biased
         self.vertices: dict[Vertex, None] = {}  # in the order of the graph
         self._removals: list[Removal] = []
+        self._places: dict[Vertex, dict[int, None]] = {}  # of the removals, by their readers
 
     def add(self, vertex: Vertex) -> Vertex:
         """Add a vertex, and register it as a reader of its sources."""
@@ -514,6 +534,7 @@ class LinearGraph:
                 named.clear()
         self.vertices.clear()
         self._removals.clear()
+        self._places.clear()
 
     # --- removal of vertices
 
@@ -552,13 +573,30 @@ class LinearGraph:
             adjacent = (*vertex.inputs, *vertex.outputs)
             near = dict.fromkeys((*adjacent, *(other for one in adjacent for other in (*one.outputs, *one.inputs))))
             readers = readers_to_restore(vertex, gain, biased=self._biased)
+            places = [*self._places.pop(vertex, {})]
+            handed = {place: handed_on(self._removals[place], vertex) for place in places}
             self._remove(vertex)
-            self._removals += [removal(vertex, readers)] if readers is not None else []
+            for place, found in handed.items():
+                if found is not None:
+                    last, edge, others = found
+                    now = removal(self._removals[place].vertex, {last: (edge, last.shift, True)})
+                    self._record(now._replace(readers={**others, **now.readers}), place)
+            if readers is not None:
+                self._record(removal(vertex, readers))
             for one in (one for one in near if one in self.vertices):
-                if (now := gain_of(one)) is not None:
-                    gains[one] = now
+                if (saved := gain_of(one)) is not None:
+                    gains[one] = saved
                 else:
                     gains.pop(one, None)
+
+    def _record(self, one: Removal, place: int | None = None) -> None:
+        """Keep the record of a removal, in place of that at ``place`` if this is given."""
+        if place is None:
+            place = len(self._removals)
+            self._removals.append(one)
+        self._removals[place] = one
+        for user in one.readers:
+            self._places.setdefault(user, {})[place] = None
 
     def _remove(self, vertex: Vertex) -> None:
         """Remove a vertex: every reader reads its sources instead, by composed maps, and adds its constant."""

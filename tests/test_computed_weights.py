@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 import onnx
+import pytest
 from planted_graph_faults import INT, F, Net
 
 from repaconv.graph import computed_weight_parts
@@ -82,6 +83,28 @@ def test_intermediate_values_of_a_computed_weight_are_not_held_together():
     kernel = graph.graph.node(0).inputs[1].const_value
     assert len(graph.graph) == 2
     assert peak < 4.5 * kernel.nbytes
+
+
+@pytest.mark.parametrize(
+    ("width", "reader", "stays"),
+    [
+        (400, "Add", []),
+        (1, "Add", ["Gather"]),  # it would add a larger share of numbers than of nodes is saved
+        (400, "MatMul", ["Gather"]),  # its factor counts as a weight
+    ],
+)
+def test_position_biases_gathered_from_a_table_are_a_constant_in_a_network_that_is_large_enough(width, reader, stays):
+    """As in Swin: three heads have a bias for each pair of 49 tokens, from a table of 169 relative positions."""
+    weights = {"table": RANDOM.standard_normal((169, 3)), "places": RANDOM.integers(0, 169, 49 * 49)}
+    weights |= {"pairs": np.array([49, 49, 3]), "w": RANDOM.standard_normal((49, width))}
+    nodes = [
+        ("Gather", "table places", "rows"), ("Reshape", "rows pairs", "biases"),
+        ("Transpose", "biases", "heads", {"perm": [2, 0, 1]}), (reader, "x heads", "scores"),
+        ("Softmax", "scores", "shares"), ("MatMul", "shares w", "y"),
+    ]  # fmt: skip
+    graph = read(Net(nodes, weights, {"x": (F, (3, 49, 49))}, {"y": F}).model())
+    fold_shapes(graph)
+    assert [node.op_type for node in graph.graph if node.op_type == "Gather"] == stays
 
 
 def test_a_node_one_of_whose_outputs_is_an_output_of_the_graph_remains():

@@ -2,7 +2,8 @@
 
 A constant is written if it is not larger than the constants that it is computed from. On the way to it, values may be
 larger: a kernel that a forward computes from parameters (OREPA) is a sum of outer products, each larger than its
-factors.
+factors. A larger constant that no product reads is written if its share of all numbers is at most the share of the
+graph's nodes that it saves: the position biases that Swin gathers from a table.
 
 An Expand is removed if its readers broadcast anyway. A reduction keeps the axes that its reader adds again, and so does
 a Gather of one position.
@@ -32,7 +33,7 @@ from repaconv.graph.nodes_and_constants import (
     made_by,
     only_reader,
 )
-from repaconv.graph.operator_facts import BROADCASTING, HALVES, QUANTIZING, RANDOM
+from repaconv.graph.operator_facts import BROADCASTING, HALVES, PRODUCTS, QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.shape_inference import infer, infer_node
 from repaconv.graph.sizes_from_input_shapes import read_sizes_after_norms, read_sizes_from_inputs
@@ -70,6 +71,7 @@ def _fold_shapes(model: ir.Model) -> None:
         infer_node(known, node, model.graph.opset_imports.get("", 18), anew=not all(map(_is_known, node.outputs)))
         _write_type(node)
         _fold_constant(model, node, known, computed, written)
+    _write_larger(model, computed)
     for node in tuple(model.graph):
         if not node.domain and node.op_type in _RULES:
             _RULES[node.op_type](model, node, known)
@@ -150,6 +152,36 @@ def _fold_constant(
     if numbers.size > ALWAYS_WRITTEN and all(read is None or read.const_value is not None for read in node.inputs):
         written[new] = node
     _release_intermediates(node, model.graph.opset_imports.get("", 18), written)
+
+
+def _write_larger(model: ir.Model, computed: dict[ir.Value, _Computed]) -> None:
+    """Write values that are larger than what they are computed from, where that saves enough nodes; in place."""
+    if not computed:
+        return
+    nodes, held = len(model.graph), sum(known_product(sizes(v) or ()) for v in model.graph.initializers.values())
+    for value, one in computed.items():
+        readers = [node for node in value.consumers() if any(map(is_read, node.outputs))]
+        last = [node for node in readers if not computed.keys() >= {*node.outputs}]
+        if not last or any(node.op_type in PRODUCTS for node in last):
+            continue
+        if one.numbers.size * nodes > held * len(_only_for(value)):
+            continue
+        node = value.producer()
+        assert node is not None
+        value.replace_all_uses_with(Writer(model, node).exactly(one.numbers))
+
+
+def _only_for(value: ir.Value) -> set[ir.Node]:
+    """The nodes that compute a value, and nothing else."""
+    found: set[ir.Node] = set()
+    todo = [value.producer()]
+    while todo:
+        node = todo.pop()
+        if node is None or (found and not all(found.issuperset(output.consumers()) for output in node.outputs)):
+            continue
+        found.add(node)
+        todo += [given.producer() for given in node.inputs if given is not None]
+    return found
 
 
 def _release_intermediates(node: ir.Node, opset: int, written: dict[ir.Value, ir.Node]) -> None:

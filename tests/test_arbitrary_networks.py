@@ -22,6 +22,8 @@ from repaconv.core.run_folder import Run
 from repaconv.distributed.sweep import Cell, Entry, _model
 from repaconv.engines.contract import Port
 from repaconv.graph.element_type_conversion import retyped
+from repaconv.graph.models_in_onnx_ir import read
+from repaconv.graph.shape_folding import fold_shapes
 from repaconv.onnx_export.float64_exporter import NEW_EXPORTER, OLD_EXPORTER, network_to_onnx
 from repaconv.sources.graph_fold import Folded, folded
 from repaconv.sources.named_architecture_source import NetworkRunner
@@ -232,6 +234,27 @@ def test_numbers_are_gathered_in_float64(batch, shape):
     np.testing.assert_array_equal(
         ReferenceEvaluation(model).run(given)["y"], ReferenceEvaluator(model).run(None, given)[0]
     )
+
+
+@pytest.mark.parametrize(("shape", "count"), [((4, 5, 6), 2), ((4, 5, 6), 3), ((9,), 1), ((4, 0), 1)], ids=str)
+def test_constants_are_scattered_as_the_reference_implementation_does(monkeypatch, shape, count):
+    """It loops over single indices, of which a mask has as many as it has numbers."""
+    random, numbers = np.random.default_rng(0), {"x": np.zeros(shape)}
+    numbers["places"] = np.stack([random.integers(-size, size, (3, 7)) for size in shape[:count]], -1)
+    numbers["new"] = random.standard_normal((3, 7, *shape[count:]))
+    node = helper.make_node("ScatterND", ["x", "places", "new"], ["y"])
+    last = helper.make_node("Identity", ["y"], ["z"])
+    weights = [numpy_helper.from_array(array, name) for name, array in numbers.items()]
+    port = helper.make_tensor_value_info("z", TensorProto.DOUBLE, shape)
+    model = helper.make_model(
+        helper.make_graph([node, last], "one", [], [port], weights), opset_imports=[helper.make_opsetid("", 20)]
+    )
+    (right,) = ReferenceEvaluator(model).run(None, {})
+    monkeypatch.setattr("onnx.reference.ReferenceEvaluator", None)
+    graph = read(model)
+    fold_shapes(graph)
+    kept = next(iter(graph.graph)).inputs[0].const_value
+    np.testing.assert_array_equal(kept.numpy(), right)
 
 
 @pytest.mark.parametrize("pads", [[0] * 4, [1] * 4])

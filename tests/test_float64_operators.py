@@ -131,6 +131,11 @@ for reduction, axis in product(("none", "add", "mul", "max", "min"), (0, -2, 3))
     places = np.moveaxis(places[: IMAGE[0] if axis else None], -1, axis)
     case("ScatterElements", places - IMAGE[axis] * (reduction == "add"),
          SCATTERED.standard_normal(places.shape).astype(np.float32), axis=axis, reduction=reduction)  # fmt: skip
+for reduction in ("none", "add", "mul", "max", "min"):
+    rows = np.stack([SCATTERED.permutation(2 * 4)[:5] for _ in range(3)])
+    rows = np.stack([rows // 4, np.arange(3)[:, None].repeat(5, 1), rows % 4], -1)
+    case("ScatterND", rows, SCATTERED.standard_normal((3, 5, *IMAGE[3:])).astype(np.float32),
+         reduction=reduction)  # fmt: skip
 case("GatherND", RANDOM.integers(0, 4, (2, 3, 1)), batch_dims=1)
 case("DepthToSpace", blocksize=2, mode="CRD")
 for kind, opset, axis in product(("Softmax", "LogSoftmax", "Hardmax"), (11, 13), (1, 2, -1)):

@@ -43,6 +43,17 @@ def test_a_gather_of_one_input(place):
     )
 
 
+@pytest.mark.parametrize(("place", "left"), [(-1, "Exp"), (0, "Tanh")])
+def test_one_of_the_values_that_a_stack_of_them_holds_is_that_value(place, left):
+    """As in detectors that return what every layer of a decoder gives, and predict from the last."""
+    rows = [("Tanh", "x", "a"), ("Exp", "x", "b"), ("Unsqueeze", "a zero", "c"), ("Unsqueeze", "b zero", "d")]
+    rows += [("Concat", "c d", "stack", {"axis": 0}), ("Gather", "stack i", "p", {"axis": 0}), END]
+    found = kinds(*rows, zero=[0], i=place)
+    assert found == [left, "Softmax"]
+    found = kinds(*rows, outputs=("y", "stack"), zero=[0], i=place)
+    assert sorted(found) == ["Concat", "Exp", "Softmax", "Tanh", "Unsqueeze", "Unsqueeze"]
+
+
 def test_a_split_into_the_inputs():
     rows = [("Split", "c s", "q r t", {"axis": 1}), ("Softmax", "r", "y"), ("Sin", "t", "y2")]
     assert sorted(kinds(*START, *rows, outputs=("y", "y2"), s=[2, 5, 5])) == ["Sin", "Softmax", "Tanh"]

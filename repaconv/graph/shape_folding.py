@@ -226,8 +226,6 @@ def _evaluated(node: ir.Node, opset: int, computed: dict[ir.Value, _Computed]) -
     arrays = {value.name: one.numbers for value, one in zip(values, known, strict=True)}
     if node.op_type == "Identity":  # whose reference implementation copies
         found: np.ndarray | None = known[0].numbers
-    elif node.op_type == "GatherND":
-        found = _gathered(node, *arrays.values())
     else:
         found = reference_output(node, arrays, opset)
     return _Computed(found, sources) if isinstance(found, np.ndarray) and found.size <= largest else None
@@ -276,12 +274,25 @@ def _gathered(node: ir.Node, data: np.ndarray, indices: np.ndarray) -> np.ndarra
     return picked
 
 
+def _scattered(data: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> np.ndarray | None:
+    """Evaluate a ScatterND; the reference implementation loops over single indices."""
+    changed: np.ndarray = data.copy()
+    try:
+        changed[tuple(np.moveaxis(indices, -1, 0))] = updates
+    except (IndexError, ValueError):  # it would also fail in a runtime
+        return None
+    return changed
+
+
 def reference_output(node: ir.Node, arrays: dict[str | None, np.ndarray], opset: int) -> np.ndarray | None:
-    """Evaluate a node with ONNX's reference implementation."""
+    """Evaluate a node with ONNX's reference implementation, or as it does where that loops over single indices."""
     import onnx
     import onnx_ir as ir
     from onnx.reference import ReferenceEvaluator
 
+    if node.op_type in ("GatherND", "ScatterND") and attribute(node, "reduction", "none") == "none":
+        given = [arrays[value.name] for value in node.inputs if value is not None]
+        return _gathered(node, *given) if node.op_type == "GatherND" else _scattered(*given)
     proto = ir.to_proto(node)
     inputs = [
         onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
@@ -353,7 +364,7 @@ def _unsqueeze(model: ir.Model, node: ir.Node, known: Integers) -> None:
     gather, out = made_by(node.inputs[0], "Gather"), node.outputs[0]
     if gather is None or only_reader(gather.outputs[0]) is not node or sizes(out) is None:
         return
-    if out.dtype is None or not out.dtype.is_floating_point():  # what computes shapes has its own rules
+    if not _is_number(out):
         return
     position, rank = constant(gather.inputs[1]), rank_of(out)
     if position is None or position.ndim or axes_of(node, rank) != [int(attribute(gather, "axis", 0)) % rank]:
@@ -420,7 +431,8 @@ def _is_inferred(model: ir.Model, node: ir.Node, known: Integers, target: list[i
 
 
 def _gather(model: ir.Model, node: ir.Node, _known: Integers) -> None:
-    """Write a Gather of a Gather as one Gather, and one of all entries in order as a Reshape."""
+    """Write a Gather of a Gather as one Gather, one of all entries in order as a Reshape, and one of the only position
+    of an axis as a Squeeze, which is a view."""
     x, given, axis = node.inputs[0], constant(node.inputs[1]), int(attribute(node, "axis", 0))
     once = x is not None and made_by(x, "Gather") and is_read_once(x)
     inner = selection_of(x) if once else None
@@ -434,6 +446,17 @@ def _gather(model: ir.Model, node: ir.Node, _known: Integers) -> None:
         new = write("Reshape", node.inputs[0], write.constant(list(indices.shape)))
         new.shape = node.outputs[0].shape
         write.replace(node.outputs[0], new)
+    only = indices is not None and not indices.ndim and int(indices) in (0, -1)
+    if only and shape and shape[axis] == 1 and _is_number(node.outputs[0]):
+        write = Writer(model, node)
+        new = write("Squeeze", node.inputs[0], write.constant([axis % len(shape)]))
+        set_shape(new, sizes(node.outputs[0]), node.outputs[0])
+        write.replace(node.outputs[0], new)
+
+
+def _is_number(value: ir.Value) -> bool:
+    """Whether a value has a floating-point type: what computes shapes has its own rules."""
+    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 _RULES = {

@@ -202,6 +202,17 @@ def _index_operators() -> list[Any]:
                 SCATTERED_BY[reduction].at(found, tuple(places), updates)
             return (found,)
 
+    class ScatterND(OpRun):  # type: ignore[misc]
+        """ScatterND, vectorized; onnx's own loops over single indices."""
+
+        def _run(self, x: Any, indices: Any, updates: Any, reduction: Any = None) -> Any:
+            found, places = x.copy(), tuple(np.moveaxis(indices, -1, 0))
+            if (reduction or "none") == "none":
+                found[places] = updates
+            else:
+                SCATTERED_BY[reduction].at(found, places, updates)
+            return (found,)
+
     class Scatter(ScatterElements):
         """ScatterElements, by its name in opsets 9 and 10, which onnx's own lacks."""
 
@@ -213,7 +224,7 @@ def _index_operators() -> list[Any]:
             hot = np.where(indices < 0, indices + len(places), indices)[..., None] == places
             return (np.moveaxis(np.where(hot, values[1], values[0]), -1, axis),)
 
-    return [GatherND, GatherElements, ScatterElements, Scatter, OneHot]
+    return [GatherND, GatherElements, ScatterElements, ScatterND, Scatter, OneHot]
 
 
 def _loop_operator() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from folded_operators import require_same_outputs
+from folded_operators import operators_after_folding, require_same_outputs
 from onnx import TensorProto, helper, numpy_helper
 from test_fold_onnx import graph
 
@@ -381,3 +381,13 @@ def test_the_guard_of_a_product_with_an_infinite_constant_stays(place):
     rows[0] = ("MatMul", "x k", "s") if place == 0 else ("Gemm", "x k b", "s")
     model = graph(rows, {"k": K, "b": np.ones(5), "zero": np.array(0.0)}, {"x": (3, 4)})
     assert remove_no_ops(read(model))
+
+
+@pytest.mark.parametrize(("number", "left"), [(0, ["Sin", "Tan"]), (1, ["Sin", "ConstantOfShape", "Add", "Tan"])])
+def test_a_sum_that_begins_with_zeros_of_a_dynamic_batch_is_its_first_term(number, left):
+    """As ``torch.zeros_like(x)`` is exported, to which ZoeDepth adds one term after another."""
+    filler = {"value": helper.make_tensor("n", TensorProto.DOUBLE, [1], [number])}
+    rows = [("Sin", "x", "a"), ("Shape", "x", "s"), ("ConstantOfShape", "s", "b", filler), ("Add", "b a", "c")]
+    model = graph([*rows, ("Tan", "c", "y")], {}, {"x": ("N", *SHAPE[1:])})
+    found = operators_after_folding(model, RANDOM.standard_normal(SHAPE))
+    assert [kind for kind in found if kind != "Shape"] == left

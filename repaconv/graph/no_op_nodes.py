@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.constants_of_dynamic_shape import assigns_all
+from repaconv.graph.constants_of_dynamic_shape import assigns_all, broadcast_constant
 from repaconv.graph.index_selections import EVERYTHING, Selection, selection_of
 from repaconv.graph.nodes_and_constants import (
     Writer,
@@ -167,7 +167,7 @@ def _has_shape_of_output(value: ir.Value | None, node: ir.Node) -> bool:
 
 
 def _all_equal(value: ir.Value | None, number: int) -> bool:
-    numbers = constant(value)
+    numbers = constant(value) if is_constant(value) else broadcast_constant(value)
     return numbers is not None and bool((numbers == number).all())
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint, read_mmconfig
@@ -606,46 +606,6 @@ def _refused_as_several(call: Callable[[], Any]) -> str:
     with pytest.raises(Refused, match=r"several files|is a folder|no weights") as caught:
         call()
     return caught.value.hint
-
-
-def test_weights_that_are_sharded_are_folded_by_what_the_hint_says(tiny_weights, monkeypatch):
-    Path("sharded").mkdir()
-    hints = []
-    names = list(tiny_weights)
-    for part, own in enumerate((names[:20], names[20:]), 1):
-        save_file({name: tiny_weights[name] for name in own}, f"sharded/model-0000{part}-of-00002.safetensors")
-    Path("sharded/model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
-    shard, index = "sharded/model-00001-of-00002.safetensors", "sharded/model.safetensors.index.json"
-    for given in (partial(rc.fold, "sharded"), partial(rc.inspect, "sharded"), partial(rc.inspect, shard)):
-        hints.append(_refused_as_several(given))
-    hints += [_refused_as_several(partial(rc.fold, each, arch="timm:resnet18")) for each in (shard, index)]
-    assert len({hint.partition(": ")[2] for hint in hints}) == 1
-    _joined_by(hints[0], monkeypatch)
-    assert rc.fold("sharded/model.safetensors").verdict == "passed"
-
-
-def test_weights_in_several_bin_files_are_folded_by_what_the_hint_says(tiny_weights, monkeypatch):
-    Path("sharded").mkdir()
-    names = list(tiny_weights)
-    for part, own in enumerate((names[:20], names[20:]), 1):
-        torch.save({name: tiny_weights[name] for name in own}, f"sharded/pytorch_model-0000{part}-of-00002.bin")
-    Path("sharded/pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {}}))
-    _joined_by(_refused_as_several(partial(rc.fold, "sharded/pytorch_model-00002-of-00002.bin")), monkeypatch)
-    assert rc.fold("sharded/pytorch_model.bin").verdict == "passed"
-
-
-def test_a_sharded_model_with_its_configuration_is_joined_where_that_is(monkeypatch):
-    folder = Path("it's sharded")
-    folder.mkdir()
-    save_file({"w": torch.ones(2)}, folder / "model-00001-of-00002.safetensors")
-    save_file({"v": torch.ones(3)}, folder / "model-00002-of-00002.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
-    (folder / "config.json").write_text(json.dumps({"architecture": "resnet18"}))
-    with pytest.raises(Refused, match="holds weights in several files") as caught:
-        rc.fold(folder)
-    assert caught.value.hint.endswith("""then repaconv fold 'it'"'"'s sharded'.""")
-    _joined_by(caught.value.hint, monkeypatch)
-    assert {*load_file(folder / "model.safetensors")} == {"v", "w"}
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns that there is no process group

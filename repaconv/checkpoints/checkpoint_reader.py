@@ -25,7 +25,12 @@ from repaconv.checkpoints.pickled_modules import (
 from repaconv.checkpoints.restricted_unpickler import Placeholder
 from repaconv.core import changed_input_files
 from repaconv.core.errors import Refused, did_you_mean
-from repaconv.core.files import sha256_of
+from repaconv.core.sharded_checkpoint import (
+    bytes_of_checkpoint,
+    resolved_checkpoint,
+    sha256_of_checkpoint,
+    stamps_of_checkpoint,
+)
 from repaconv.results import Origin, WeightSet
 
 # Keys under which training code stores the weights that it evaluates, in order of preference.
@@ -79,7 +84,7 @@ class Checkpoint:
     """One set of weights of a file, memory-mapped.
 
     Attributes:
-        path: The file.
+        path: The file; of a checkpoint in several files, the index.
         origin: Its hash and container, which weights were selected, and why.
         sets: All sets of weights in the file.
         placeholders: Globals of the pickle that were replaced by placeholders.
@@ -89,7 +94,7 @@ class Checkpoint:
             in safetensors' metadata. If a key occurs more than once, the occurrence nearest to the weights is used.
         modules: The modules by their names in the file, if these are the weights of a pickled ``nn.Module``; the module
             itself has the empty name.
-        stamp: State of the file before it was read; see `require_unchanged`.
+        stamps: State of each file before it was read; see `require_unchanged`.
         prefix: The prefix of all ``names`` that --weights selected, e.g. ``model.``.
     """
 
@@ -101,7 +106,7 @@ class Checkpoint:
     names: Mapping[str, str]
     record: Mapping[str, Any]
     modules: Mapping[str, PickledModule] = field(default_factory=dict)
-    stamp: changed_input_files.Stamp | None = None
+    stamps: Mapping[Path, changed_input_files.Stamp] = field(default_factory=dict)
     prefix: str = ""
 
     @property
@@ -109,14 +114,14 @@ class Checkpoint:
         """The weights by their names in the file, without the prefix that --weights selected."""
         return {self.names[name].removeprefix(self.prefix): tensor for name, tensor in self.tensors.items()}
 
-    def require_unchanged(self, stamp: changed_input_files.Stamp | None = None) -> None:
-        """Check that the file has not changed since ``stamp``, by default since it was opened.
+    def require_unchanged(self, stamps: Mapping[Path, changed_input_files.Stamp] | None = None) -> None:
+        """Check that no file has changed since ``stamps``, by default since it was opened.
 
         Raises:
-            Refused: If it has changed.
+            Refused: If one has changed.
         """
-        if before := stamp or self.stamp:
-            changed_input_files.require_unchanged(self.path, before)
+        for file, before in (stamps or self.stamps).items():
+            changed_input_files.require_unchanged(file, before)
 
 
 def read_checkpoint(
@@ -125,18 +130,19 @@ def read_checkpoint(
     """Read a checkpoint without running code in it.
 
     Args:
-        path: .pth, .pt, .bin (torch zip, legacy, tar) or .safetensors.
+        path: .pth, .pt, .bin (torch zip, legacy, tar) or .safetensors, or the index of several such files.
         weights: Dotted key of the set of weights, e.g. ``model_ema``, or a prefix of the names in one set, or
             ``without:PREFIX``, the names without it, or both as ``PREFIX,without:PREFIX``; None selects the set by
             rule.
-        sha256: The file's hash, if known.
+        sha256: The checkpoint's hash, if known; see `repaconv.core.sharded_checkpoint.sha256_of_checkpoint`.
         again: Whether the file's own checksums were verified before for this hash.
 
     Raises:
-        Refused: If the file is unsafe, truncated or damaged, or has no weights or several sets without a rule.
+        Refused: If a file is unsafe, truncated or damaged, if there are no weights or several sets without a rule, or
+            if parts and index of a checkpoint in several files do not belong together.
     """
     path = Path(path)
-    stamp = changed_input_files.stamp_of(path)
+    stamps = stamps_of_checkpoint(path)
     contents = open_container(path)
     every = list(_WeightSets().within(contents.value, ".", DEEPEST_NESTING))
     sets = {each.path: found for each, found, _ in every}
@@ -157,9 +163,9 @@ def read_checkpoint(
     return Checkpoint(
         path=path,
         origin=Origin(
-            path=str(path.resolve()),
-            sha256=sha256 or sha256_of(path),
-            bytes=path.stat().st_size,
+            path=str(resolved_checkpoint(path)),
+            sha256=sha256 or sha256_of_checkpoint(path),
+            bytes=bytes_of_checkpoint(path),
             container=contents.container,
             checksums=contents.checksums.description,
             weights=weights if weights and any(selected) else place,
@@ -172,7 +178,7 @@ def read_checkpoint(
         names={short: f"{selected.prefix}{full}" for short, full in names.items()},
         record=_record(contents.value, place, _places_around(sets)),
         modules=_modules_by(submodules_of(pickled), selected.of) if pickled else {},
-        stamp=stamp,
+        stamps=stamps,
         prefix=selected.prefix,
     )
 

@@ -1,5 +1,7 @@
 """Detect the format of a checkpoint file and read it: torch zip, torch legacy (sequential and tar), safetensors.
 
+A checkpoint in several files is read part by part; each may have any of the formats.
+
 Files are memory-mapped, and no code in them is run. Formats: torch/serialization.py (zip since torch 1.6; sequential
 since 0.1.10; tar before), and the safetensors header. Pages are read when a tensor is used, so reading does not copy
 the weights.
@@ -22,16 +24,17 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from repaconv.checkpoints.memory_mapping import Checksums, Contents, map_file, truncated_file, view_as_dtype
-from repaconv.checkpoints.restricted_unpickler import StorageIds, StorageKind, strided, unpickle
+from repaconv.checkpoints.restricted_unpickler import Placeholder, StorageIds, StorageKind, strided, unpickle
 from repaconv.core import changed_input_files
 from repaconv.core.errors import Refused, RepaconvError, describe_exception, unreadable
 from repaconv.core.files import CHECKPOINT_SUFFIXES, require_reachable
+from repaconv.core.sharded_checkpoint import INDEX, WEIGHTS, is_index, parts_of, require_no_part, weight_map
 from repaconv.core.thread_pool import thread_pool, usable_cpus
 
 # --- Read the zip format of torch.save, ``<name>/data.pkl`` and ``<name>/data/<key>``, and verify its checksums.
@@ -337,14 +340,23 @@ def _tar_tensors(file: IO[bytes], storages: dict[int, Tensor]) -> dict[int, Tens
 
 
 def open_container(path: Path) -> Contents:
-    """Read a checkpoint file of any known format.
+    """Read a checkpoint of any known format: one file, or the index of several.
 
     Raises:
-        Refused: With one of the codes ``checkpoint.missing``, ``.directory``, ``.empty``, ``.type``,
-            ``.truncated``, ``.corrupt``, ``.unsafe-global``.
+        Refused: With one of the codes ``checkpoint.missing``, ``.directory``, ``.empty``, ``.type``, ``.truncated``,
+            ``.corrupt``, ``.unsafe-global``, ``.index``, ``.part``, ``.partitioned``.
     """
     changed_input_files.install_sigbus_handler()
+    if is_index(path):
+        return _open_parts(path)
     require_reachable(path)
+    if path.is_file():
+        require_no_part(path)
+    return _open_file(path)
+
+
+def _open_file(path: Path) -> Contents:
+    """Read one file of any known format."""
     try:
         return _open_by_first_bytes(path)
     except RepaconvError:
@@ -366,12 +378,6 @@ def _open_by_first_bytes(path: Path) -> Contents:
         several = several_files_hint(path)
         hint = f"It is {several}." if several else files_inside(path)
         raise Refused(f"{path} is a folder, not a checkpoint.", hint=hint, code="checkpoint.directory")
-    if _SHARD.fullmatch(path.name) and path.is_file():
-        raise Refused(
-            f"{path} is one of several files that hold the weights of one model.",
-            hint=f"It is one part of {several_files_hint(path.parent) or 'a model in several files: save it in one'}.",
-            code="checkpoint.partitioned",
-        )
     if path.exists() and not path.is_file():
         raise Refused(
             f"{path} is a pipe or a device, not a regular file.",
@@ -404,10 +410,9 @@ def _open_by_first_bytes(path: Path) -> Contents:
     if len(head) >= 262 and head[257:262] == b"ustar":
         return open_tar(path)
     if b'"weight_map"' in head:
-        several = several_files_hint(path.parent) or "a model in several files: save it in one"
         raise Refused(
-            f"{path} is not a checkpoint: it is the index of weights in several files.",
-            hint=f"It belongs to {several}.",
+            f"{path} is not named as the index of a checkpoint in several files is.",
+            hint=f"Rename it, e.g. to {path.with_name(f'{WEIGHTS[0]}{INDEX}')}, and give that.",
             code="checkpoint.type",
         )
     raise Refused(
@@ -419,15 +424,8 @@ def _open_by_first_bytes(path: Path) -> Contents:
     )
 
 
-_SHARD = re.compile(r".+-\d{5}-of-(?!00001\.)\d{5}\.(safetensors|bin)")
-"""File names of the parts that ``save_pretrained`` writes if a model has several."""
-
-
 def several_files_hint(folder: Path) -> str:
-    """How to join weights that were saved in several files of a folder; empty if it has none.
-
-    A distributed training saves them so, and ``save_pretrained`` those of a large model.
-    """
+    """How to join weights that a distributed training saved in several files of a folder; empty if it has none."""
     if any(folder.glob("*_optim_states.pt")) and not (folder / _DEEPSPEED).is_file():
         above = folder.parent if folder.name else folder.resolve().parent
         folder = above if (above / _DEEPSPEED).is_file() else folder  # the script takes the folder of all steps
@@ -439,25 +437,10 @@ def several_files_hint(folder: Path) -> str:
     if any(folder.glob("*_optim_states.pt")) or any(folder.glob("*/*_optim_states.pt")):
         command = f"python {shlex.quote(str(folder / _DEEPSPEED))} {source} {target}"
         return f"a checkpoint of DeepSpeed: {command}; then repaconv fold the file that this writes"
-    for suffix, read, write, code in _JOINING:
-        if any(folder.glob(f"*.{suffix}.index.json")):
-            one = str(folder / f"{'model' if suffix == 'safetensors' else 'pytorch_model'}.{suffix}")
-            code = (
-                f"from pathlib import Path; {code}; files = sorted(Path({json.dumps(str(folder))}).glob"
-                f'("*-of-*.{suffix}")); {write}({{k: v for f in files for k, v in {read}.items()}}, {json.dumps(one)})'
-            )
-            # next to a config.json, if there is one
-            whole = source if (folder / "config.json").is_file() else shlex.quote(one)
-            return f"a model in several files: python -c {shlex.quote(code)}; then repaconv fold {whole}"
     return ""
 
 
 _DEEPSPEED = "zero_to_fp32.py"
-_JOINING = (
-    ("safetensors", "load_file(f)", "save_file", "from safetensors.torch import load_file, save_file"),
-    ("bin", "torch.load(f, weights_only=True)", "torch.save", "import torch"),
-)
-"""Python that reads and writes files with this suffix, and what it imports."""
 
 
 def files_inside(path: Path) -> str:
@@ -528,3 +511,76 @@ def _maybe_json(text: str) -> object:
         return json.loads(text)
     except ValueError:
         return text
+
+
+# Several files, whose index names the part of each tensor.
+
+
+@dataclass
+class PartsChecksums(Checksums):
+    """The checksums of all parts, each of which covers only the tensors of its part."""
+
+    parts: tuple[Checksums, ...] = ()
+
+    def require(self, tensors: Mapping[str, Tensor]) -> None:
+        """Verify the tensors in each part."""
+        for part in self.parts:
+            part.require(tensors)
+
+
+def _open_parts(index: Path) -> Contents:
+    """Read all parts, which stay memory-mapped, as one state dict.
+
+    Raises:
+        Refused: If a part is missing or cannot be read, or holds other tensors than the index says.
+    """
+    place_of, parts = weight_map(index), parts_of(index)
+    opened = {name: _open_file(part) for name, part in parts.items()}
+    value: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    for name, contents in opened.items():
+        promised = {tensor for tensor, place in place_of.items() if place == name}
+        entries = _entries_of_part(index, parts[name], contents, promised, place_of)
+        metadata |= entries.pop("__metadata__", {})
+        value |= entries
+    containers, checksums = (
+        ", ".join(dict.fromkeys(each))
+        for each in (
+            [contents.container for contents in opened.values()],
+            [contents.checksums.description for contents in opened.values()],
+        )
+    )
+    return Contents(
+        f"{containers} in {len(parts)} part{'s' * (len(parts) > 1)}",
+        {**value, **({"__metadata__": metadata} if metadata else {})},
+        tuple(dict.fromkeys(each for contents in opened.values() for each in contents.placeholders)),
+        PartsChecksums(checksums, tuple(contents.checksums for contents in opened.values())),
+    )
+
+
+def _entries_of_part(
+    index: Path, part: Path, contents: Contents, promised: Collection[str], place_of: Mapping[str, str]
+) -> dict[str, Any]:
+    """The contents of a part, which are the tensors that the index promises, and metadata.
+
+    Raises:
+        Refused: If it holds anything else, or lacks one of them.
+    """
+    found = dict(contents.value) if isinstance(contents.value, Mapping) else {}
+    # what only other code could build is refused later, with the name of that code
+    lacks = [name for name in promised if not isinstance(found.get(name), (Tensor, Placeholder))]
+    is_metadata = isinstance(found.get("__metadata__"), Mapping)
+    more = [name for name in found if name not in promised and not (is_metadata and name == "__metadata__")]
+    if not lacks and not more:
+        return found
+    if lacks:
+        what = f"has no tensor {min(lacks)}, which {index.name} says is in it"
+    elif more[0] in place_of:
+        what = f"holds {more[0]}, which {index.name} says is in {place_of[more[0]]}"
+    else:
+        what = f"holds {more[0]}, which {index.name} does not name"
+    raise Refused(
+        f"{part} {what}.",
+        hint="Index and parts are of different saves, or one is damaged: download or save all of them again.",
+        code="checkpoint.part",
+    )

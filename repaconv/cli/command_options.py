@@ -335,12 +335,18 @@ ModelArgument = Annotated[
 FoldArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="FILE", help="Checkpoint (.pth, .pt, .bin, .safetensors), ONNX model (.onnx) or Hugging Face folder."
+        metavar="FILE",
+        help="Checkpoint (.pth, .pt, .bin, .safetensors, or the .index.json of several such files), ONNX model (.onnx) "
+        "or Hugging Face folder.",
     ),
 ]
 ConvertArgument = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="Checkpoint (.pth, .pt, .bin, .safetensors) of a plain vision transformer."),
+    typer.Argument(
+        metavar="FILE",
+        help="Checkpoint (.pth, .pt, .bin, .safetensors, or the .index.json of several such files) of a plain vision "
+        "transformer.",
+    ),
 ]
 InspectArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="Checkpoint, ONNX model or engine; no code in it is run.")

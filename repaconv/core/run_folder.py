@@ -31,6 +31,7 @@ from repaconv.core.files import (
     write_text,
 )
 from repaconv.core.progress import LOGGER
+from repaconv.core.sharded_checkpoint import INDEX, files_of, is_index, resolved_checkpoint
 from repaconv.results import KINDS, Artefact, ExportArtefact, FoldArtefact, Link, Payload, VerifyArtefact
 
 OUT = Path("repaconv-out")
@@ -181,8 +182,12 @@ def fold_of(run: Run) -> FoldArtefact:
 
 
 def utf8_name(source: Path) -> Path:
-    """Return the name of a file for what is made of it. Libraries open no name but UTF-8: other bytes are ``\\xff``."""
-    return Path(os.fsencode(source.name).decode(errors="backslashreplace"))
+    """Return the name of a file for what is made of it; of an index, the name that the checkpoint has in one file.
+
+    Libraries open no name but UTF-8: other bytes are ``\\xff``.
+    """
+    name = source.name.removesuffix(INDEX) if is_index(source) else source.name
+    return Path(os.fsencode(name).decode(errors="backslashreplace"))
 
 
 def utf8_stem(source: Path) -> str:
@@ -200,7 +205,7 @@ def default_folder(source: Path) -> Path:
     usual, longer = OUT / name.stem, OUT / name.name.replace(".", "-")
     if source.is_dir():
         return OUT / name
-    own = str(source.resolve())
+    own = str(resolved_checkpoint(source))
     taken = {folder: path for folder in (usual, longer) if (path := _origin_of(folder))}
     for folder, path in taken.items():
         if path == own:
@@ -262,15 +267,10 @@ def prepare_run(
             hint="Give a new or empty folder with -o.",
             code="run.foreign-files",
         )
-    if checkpoint.resolve() in files_named_by(run.fold_json, *run.later_stages()):
-        raise Refused(
-            f"{checkpoint} was written by the run in {run.folder}, which this fold would replace, and remove the file.",
-            hint="Give another folder with -o.",
-            code="run.other-checkpoint",
-        )
+    require_not_replaced(checkpoint, run, run.fold_json, *run.later_stages())
     if foreign and not force:
         origin = fold_of(run).origin
-        if sha256 != origin.sha256 and str(checkpoint.resolve()) != origin.path:
+        if sha256 != origin.sha256 and str(resolved_checkpoint(checkpoint)) != origin.path:
             raise Refused(
                 f"{run.folder} contains the run of another file, {origin.path}.",
                 hint="Give another folder with -o, or replace it with --force.",
@@ -278,6 +278,28 @@ def prepare_run(
             )
     require_replaceable(run.fold_json, "fold", run.folder / payload, *files)
     return run
+
+
+def require_not_replaced(checkpoint: Path, run: Run, *artefacts: Path) -> None:
+    """Refuse a checkpoint of which a file was written by the run that would be replaced.
+
+    Args:
+        checkpoint: The checkpoint that is read.
+        run: The run.
+        artefacts: Its results that will be replaced, with the files that they name.
+
+    Raises:
+        Refused: ``run.other-checkpoint``.
+    """
+    written = files_named_by(*artefacts)
+    for file in files_of(checkpoint):
+        if file.resolve() in written:
+            raise Refused(
+                f"{file} was written by the run in {run.folder}, which this command would replace, and remove the "
+                "file.",
+                hint="Give another folder with -o.",
+                code="run.other-checkpoint",
+            )
 
 
 def write_fold(run: Run, folded: AnyFold) -> AnyFold:
@@ -377,7 +399,7 @@ def find_run(given: Path | None) -> Run:
         raise UsageProblem(
             f"{given} is not a run folder: it has no fold.json.",
             hint=f"Fold it first: repaconv fold {shlex.quote(str(given))}"
-            if given.suffix in (".onnx", *CHECKPOINT_SUFFIXES)
+            if given.suffix in (".onnx", *CHECKPOINT_SUFFIXES) or is_index(given)
             else "Give the folder that `repaconv fold` wrote, or fold again.",
             code="run.none",
         )

@@ -24,6 +24,7 @@ from repaconv.core.files import (
     write_artefact,
 )
 from repaconv.core.progress import Progress, silent
+from repaconv.core.sharded_checkpoint import files_of
 from repaconv.core.toml_positions import Positions, first_problem, read_toml, text_of_file, why_unreadable
 from repaconv.distributed.benchmark_jobs import Job, Model, run_job, target_definition
 from repaconv.distributed.dask_cluster import JobOutcome, connect, outcome_of, run_jobs
@@ -316,12 +317,14 @@ def _environment_of(target: str, scheduler: str | None) -> dict[str, str]:
 
 
 def _content_hash(path: Path) -> str:
-    """Return the hash of a file, a graph's with its external weights, or of all files of a folder; empty if it does not
-    exist."""
+    """Return the hash of a file, a graph's with its external weights, an index's with its parts, or of all files of a
+    folder; empty if it does not exist."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     if path.is_file() and is_graph(path):
         with suppress(Refused):  # no ONNX file: the fold reports it
             files += [path.parent / name for name in external_files_of(path)]
+    with suppress(Refused):
+        files += files_of(path)[1:]
     folder = path if path.is_dir() else path.parent
     found = {str(each.relative_to(folder)): sha256_of(each) for each in files if each.is_file()}
     if not path.is_dir() and len(found) < 2:
@@ -343,7 +346,7 @@ def _model(entry: Entry, cell: Cell, target: str, matrix_folder: Path, folder: P
         "made_by": made_by(),
     }
     digest = sha256_of_bytes(canonical_json(key).encode())
-    run = run_folder.Run(folder / "models" / f"{checkpoint.stem}-{digest[:16]}")
+    run = run_folder.Run(folder / "models" / f"{run_folder.utf8_stem(checkpoint)}-{digest[:16]}")
     if stage_of(run.fold_json) != "fold":
         settings = {name: str(value) for name, value in entry.set.items()}
         arch = str(matrix_folder / own) + str(entry.arch)[len(own) :] if own else entry.arch

@@ -157,10 +157,12 @@ class Origin(Record):
     """The checkpoint or ONNX file that a run was made from, and which weights of it were used.
 
     Attributes:
-        path: The absolute path of the file when it was read.
-        sha256: The SHA-256 of the file; later commands refuse a file with another hash.
-        bytes: The size of the file in bytes.
-        container: The file format: ``torch zip``, ``torch legacy``, ``torch legacy tar``, ``safetensors`` or ``ONNX``.
+        path: The absolute path of the file when it was read; of a checkpoint in several files, that of the index.
+        sha256: The SHA-256 of the file; later commands refuse a file with another hash. Of a checkpoint in several
+            files, the SHA-256 of what ``sha256sum`` prints for the index and its parts in the order of their names.
+        bytes: The size of the file in bytes, or of all files together.
+        container: The file format: ``torch zip``, ``torch legacy``, ``torch legacy tar``, ``safetensors`` or ``ONNX``;
+            followed by the number of parts, e.g. ``safetensors in 3 parts``, if there is an index.
         checksums: Which of the file's own checksums the weights were compared with, e.g. ``CRC-32 of each record``, or
             that the format has none; empty for an ONNX file.
         weights: The place of the state dict that was used, e.g. ``state_dict``; ``.`` is the whole file.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, describe_exception, memory_problem
-from repaconv.core.files import sha256_of
+from repaconv.core.sharded_checkpoint import checkpoint_at, sha256_of_checkpoint
 from repaconv.results import FoldArtefact, MethodFold
 
 if TYPE_CHECKING:
@@ -129,19 +129,19 @@ def source_of(folded: FoldArtefact, moved: str | Path | None) -> Path:
 
     Args:
         folded: The result of the fold stage.
-        moved: New path of the file, if it was moved.
+        moved: New path of the file, if it was moved; of a checkpoint in several files, its index or the folder of both.
 
     Raises:
-        Refused: The file is missing or has changed.
+        Refused: The file, or one of several, is missing or has changed.
     """
-    path, what = Path(moved) if moved else Path(folded.origin.path), folded.origin_kind
+    path, what = checkpoint_at(Path(moved)) if moved else Path(folded.origin.path), folded.origin_kind
     if not path.is_file():
         raise Refused(
             f"the run's {what} {path} is not there.",
             hint="Say where it is now with --checkpoint.",
             code="checkpoint.missing",
         )
-    if sha256_of(path) != folded.origin.sha256:
+    if sha256_of_checkpoint(path) != folded.origin.sha256:
         raise Refused(
             f"{path} is not the {what} that was folded: its hash is another.",
             hint="Fold it again.",

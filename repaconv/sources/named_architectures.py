@@ -25,6 +25,7 @@ from repaconv.core.errors import (
     unreadable,
 )
 from repaconv.core.files import parse_json
+from repaconv.core.sharded_checkpoint import WEIGHTS, weights_in
 from repaconv.sources import ultralytics_networks
 from repaconv.sources.optional_packages import loading, package
 from repaconv.sources.pickled_module_attributes import take_attributes
@@ -138,8 +139,6 @@ ROUNDED = ("eps", "negative_slope", "alpha", "variance_epsilon")
 MOST_NAMED = 5
 """Maximum number of tensor names that an error message lists."""
 CONFIG = "config.json"
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""File names of the weights in a Hugging Face folder."""
 
 
 class Architecture(NamedTuple):
@@ -194,21 +193,21 @@ class BuiltNetwork(NamedTuple):
 
 
 def of_folder(folder: Path, asked: str | None = None) -> tuple[Architecture, Path]:
-    """Return the architecture and the weights file of a Hugging Face folder.
+    """Return the architecture and the weights of a Hugging Face folder: their file, or the index of several.
 
     Args:
         folder: The folder.
         asked: The architecture that is built instead of the one that config.json names, with the same config.json.
 
     Raises:
-        Refused: config.json cannot be read or names no architecture, or the weights are not in one file.
+        Refused: config.json cannot be read or names no architecture, or there are no weights.
     """
     config = _config_of(folder)
-    weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    weights = weights_in(folder)
     if weights is None:
         _require_not_several(folder)
         raise Refused(
-            f"{folder} has neither {' nor '.join(WEIGHTS)}.",
+            f"{folder} has neither {' nor '.join(WEIGHTS)}, in one file or in several.",
             hint="Give the weights' file, with --arch if there is no config.json next to it.",
             code="folder.weights",
         )

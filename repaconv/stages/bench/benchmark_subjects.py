@@ -14,6 +14,7 @@ from repaconv.core.export_variants import Variant
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import CHECKPOINT_SUFFIXES, payload_of, read_artefact, require_file, sha256_of, stage_of
 from repaconv.core.progress import Progress
+from repaconv.core.sharded_checkpoint import is_index
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.graph.onnx_files import metadata_of, read_graph
 from repaconv.results import ExportArtefact, FoldArtefact, ImageSize, TrainingArtefact, parse_image_size
@@ -252,7 +253,7 @@ def _named_reference(path: Path, first: Path | None) -> BenchmarkSubject:
 
 def _existing(path: Path) -> Path:
     require_file(path, hint="Give an .onnx file or a run folder.", code="bench.no-model")
-    if path.suffix in CHECKPOINT_SUFFIXES:
+    if path.suffix in CHECKPOINT_SUFFIXES or is_index(path):
         raise Refused(
             f"{path} is a checkpoint, and bench measures ONNX models and engines.",
             hint=f"Fold and export it, and give its run: repaconv fold {shlex.quote(str(path))}; repaconv export",

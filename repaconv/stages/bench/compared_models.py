@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.files import sha256_of
+from repaconv.core.sharded_checkpoint import bytes_of_checkpoint, checkpoint_at, sha256_of_checkpoint
 from repaconv.engines.contract import ENGINE_SUFFIXES
 from repaconv.graph.onnx_files import external_files, read_graph
 from repaconv.results import ComparedEnd
@@ -138,13 +139,15 @@ def _counted_as_by_fold(path: Path, graph: onnx.ModelProto) -> int:
 
 def _open_checkpoint(path: Path) -> ComparedModel:
     """The training-time network of a checkpoint, if a run exists that was made from it."""
-    sha256 = sha256_of(path) if path.is_file() else ""
+    path = checkpoint_at(path)
+    sha256 = sha256_of_checkpoint(path) if path.is_file() else ""
     for fold in sorted(run_folder.OUT.glob("*/fold.json")):
         run = run_folder.Run(fold.parent)
         if sha256 and run_folder.fold_of(run).origin.sha256 == sha256:
             source_model = source_model_of(run, path)
+            size = bytes_of_checkpoint(path)
             record = ComparedEnd(
-                name=f"{path}, as trained", engine="torch", precision="fp32", sha256=sha256, bytes=path.stat().st_size
+                name=f"{path}, as trained", engine="torch", precision="fp32", sha256=sha256, bytes=size
             )
             return ComparedModel(
                 None, FixedBatch(_TorchRunner(source_model, source_model.single()), None), source_model, record

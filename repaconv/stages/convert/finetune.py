@@ -10,6 +10,7 @@ from repaconv.core.errors import Refused, UsageProblem, did_you_mean
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import is_unchanged, lock_folder, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
+from repaconv.core.sharded_checkpoint import checkpoint_at
 from repaconv.results import ConvertArtefact, FinetuneArtefact
 from repaconv.stages.convert.image_and_option_checks import read_images
 from repaconv.stages.convert.options import FinetuneOptions
@@ -178,7 +179,7 @@ def _teacher(options: FinetuneOptions, parent: Checkpoint, original: Original) -
 
     if options.teacher is None:
         return parent, original.net
-    found = read_checkpoint(Path(options.teacher))
+    found = read_checkpoint(checkpoint_at(Path(options.teacher)))
     teacher = read_original(found, dict(options.teacher_settings or {}))
     own, other = original.reading.config, teacher.reading.config
     sizes = [getattr(config, "image_size", None) for config in (own, other)]

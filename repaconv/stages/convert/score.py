@@ -13,6 +13,7 @@ from repaconv.core.progress import Progress, silent
 from repaconv.results import ScoreArtefact
 from repaconv.stages.convert.image_and_option_checks import read_images, require_kernel
 from repaconv.stages.convert.options import ScoreOptions
+from repaconv.stages.shared.fetched_files import local_weights
 from repaconv.stages.shared.option_dataclasses import by_name
 from repaconv.stages.shared.result_provenance import made_by, with_files
 
@@ -39,11 +40,12 @@ def score_by(options: ScoreOptions, checkpoint: str | Path, *, progress: Progres
         Refused: If the network is no plain vision transformer, or an image cannot be used.
         UsageProblem: If there are no images, or images of another size.
     """
-    plan = _plan(options, Path(checkpoint))
+    checkpoint = local_weights(checkpoint)
+    plan = _plan(options, checkpoint)
     scores = _score(plan, progress)
     artefact = _artefact(plan, scores)
     replace_artifact(plan.path, artefact)
-    return with_files(artefact, [Path(checkpoint)], [plan.path, plan.drawing])
+    return with_files(artefact, [checkpoint], [plan.path, plan.drawing])
 
 
 score = by_name(score_by, ScoreOptions)

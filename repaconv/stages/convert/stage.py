@@ -11,6 +11,7 @@ from repaconv.core.errors import Refused
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import lock_folder, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
+from repaconv.core.sharded_checkpoint import resolved_checkpoint
 from repaconv.results import ConvertArtefact
 from repaconv.stages.convert.image_and_option_checks import TRAINING_FORM, read_images, require_kernel, require_method
 from repaconv.stages.convert.options import ConvertOptions
@@ -135,9 +136,11 @@ def _output_run(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_f
     """Return the run folder; refuse one that contains files of something else. Nothing is written yet."""
     usual = run_folder.OUT / f"{run_folder.utf8_stem(checkpoint)}-{options.method}"
     run = run_folder.Run(Path(options.out) if options.out else usual)
+    run_folder.require_not_replaced(checkpoint, run, run.convert_json, run.fold_json, *run.later_stages())
     if stage_of(run.convert_json) == "convert":
         before = read_artefact(run.convert_json, ConvertArtefact).parent
-        if not options.force and sha256 != before.sha256 and str(checkpoint.resolve()) != before.path:
+        same = sha256 == before.sha256 or str(resolved_checkpoint(checkpoint)) == before.path
+        if not options.force and not same:
             raise Refused(
                 f"{run.folder} contains the conversion of another file, {before.path}.",
                 hint="Give another folder with -o, or replace it with --force.",

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from repaconv.core.errors import (
     EnvironmentProblem,
     Refused,
+    RepaconvError,
     UsageProblem,
     describe_exception,
     first_line,
     require_module,
 )
 from repaconv.core.file_replacement import move_from, replace_artifact, require_replaceable, write_payload
-from repaconv.core.files import lock_folder, payload_of
+from repaconv.core.files import CHECKPOINT_SUFFIXES, lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
+from repaconv.core.sharded_checkpoint import INDEX, WEIGHTS, weight_map, weights_in
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import Fetched
-from repaconv.sources.named_architectures import WEIGHTS
 from repaconv.stages.shared.fetched_files import FETCHED, address_of, record_of
 from repaconv.stages.shared.option_dataclasses import with_checked_paths
 from repaconv.stages.shared.result_provenance import made_by, with_files
 
 FOLDER = (*WEIGHTS, "config.json", "preprocessor_config.json")
-"""Files that are downloaded from a folder; none of them is code."""
+"""Files that are downloaded from a folder, besides weights in several files; none of them is code."""
 
 
 @with_checked_paths
@@ -83,18 +85,48 @@ def _download(address: str, place: Path) -> Path:
             system.get_file(path, str(place))
             return place
         place.mkdir()
-        for each in system.ls(path, detail=False):
-            if each.rpartition("/")[2] in FOLDER:
-                system.get_file(each, str(place / each.rpartition("/")[2]))
+        there = {each.rpartition("/")[2]: each for each in system.ls(path, detail=False)}
+        for name in filter(there.__contains__, FOLDER):
+            system.get_file(there[name], str(place / name))
+        if weights_in(place) is None:
+            _download_parts(system, there, place)
+    except RepaconvError:
+        raise
     except Exception as error:  # the class of the error depends on the kind of address
         raise _unreachable(address, error) from error
-    if not any((place / name).is_file() for name in WEIGHTS):
+    if weights_in(place) is None:
         raise Refused(
-            f"{address} contains neither {' nor '.join(WEIGHTS)}.",
+            f"{address} contains neither {' nor '.join(WEIGHTS)}, in one file or in several.",
             hint="Give the address of the file itself.",
             code="address.weights",
         )
     return place
+
+
+def _download_parts(system: Any, there: Mapping[str, str], place: Path) -> None:
+    """Download the index of weights in several files, if there is one, and the parts that it names.
+
+    Args:
+        system: The file system of fsspec.
+        there: The paths of the files in the folder by their names.
+        place: Where they are written.
+
+    Raises:
+        Refused: ``address.weights`` if a part is not in the folder, ``checkpoint.index`` if the index is damaged.
+    """
+    index = next((f"{name}{INDEX}" for name in WEIGHTS if f"{name}{INDEX}" in there), None)
+    if index is None:
+        return
+    system.get_file(there[index], str(place / index))
+    for name in sorted(set(weight_map(place / index).values())):
+        if name not in there or Path(name).suffix not in CHECKPOINT_SUFFIXES:
+            what = "is no file of weights" if name in there else "is not in its folder"
+            raise Refused(
+                f"{there[index]} names the part {name}, which {what}.",
+                hint="The upload is incomplete or wrong: get the model elsewhere.",
+                code="address.weights",
+            )
+        system.get_file(there[name], str(place / name))
 
 
 def _unreachable(address: str, error: Exception) -> EnvironmentProblem:

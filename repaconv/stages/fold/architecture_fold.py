@@ -274,6 +274,7 @@ def fold_network_by(
     record = recorded(given, kept.graph, kept.changes, (link, *links), taken, left)
     record |= {"options": words, **forced_fields(kept, links, words)}
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
+    plan.found.require_unchanged()
     with lock_folder(plan.run.folder):
         write_payload(target, partial(write_model, kept.graph.model))
         write_payload(data, partial(write_model, exported))

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.progress import Progress, silent
+from repaconv.core.run_folder import default_folder
+from repaconv.core.sharded_checkpoint import checkpoint_at
 from repaconv.graph.onnx_files import is_graph
 from repaconv.results import GraphFold, Known, MethodFold, NetworkFold
 from repaconv.sources import ultralytics_networks
 from repaconv.sources.architecture_recognition import recognised
+from repaconv.sources.named_architectures import CONFIG
 from repaconv.stages.fold.checkpoint_fold import fold_file
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.fetched_files import local_path
@@ -74,8 +77,9 @@ def fold(
 
     Args:
         checkpoint: A checkpoint, for which ``model.safetensors`` and ``fold.json`` are written; an ONNX file, for which
-            ``<stem>.folded.onnx`` and ``fold.json`` are written; a Hugging Face folder; an address that
-            `repaconv.fetch` downloaded; or a ``torch.nn.Module``.
+            ``<stem>.folded.onnx`` and ``fold.json`` are written; the index of a checkpoint in several files, or the
+            folder that holds them; a Hugging Face folder; an address that `repaconv.fetch` downloaded; or a
+            ``torch.nn.Module``.
         method: Name of the method, or ``auto``.
         options: The options.
         example: For a module: an input (a tensor such as images [N, C, H, W], a tuple of arguments, or a dict of named
@@ -110,6 +114,10 @@ def fold(
         )
     if isinstance(checkpoint, (str, Path)):
         checkpoint = local_path(checkpoint)
+        if method != "auto" or not (checkpoint / CONFIG).is_file():  # the latter is folded by its architecture
+            folder, checkpoint = checkpoint, checkpoint_at(checkpoint)
+            if checkpoint != folder and known.get("out") is None:
+                known["out"] = default_folder(folder)
     if known.get("task"):
         task_named(known["task"])  # refuses an unknown one
     if isinstance(checkpoint, (str, Path)) and is_graph(Path(checkpoint)):

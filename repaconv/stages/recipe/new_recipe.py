@@ -12,9 +12,10 @@ from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem, escape_control_characters
 from repaconv.core.files import is_utf8, sha256_of, text_bytes, write_with
 from repaconv.core.progress import Progress, silent
+from repaconv.core.sharded_checkpoint import checkpoint_at, resolved_checkpoint
 from repaconv.graph.onnx_files import is_graph, read_graph
 from repaconv.results import Claim, Fact, Inspection, NewRecipe
-from repaconv.sources.named_architectures import of_folder
+from repaconv.sources.named_architectures import CONFIG, of_folder
 from repaconv.stages.inspect.stage import inspect
 from repaconv.stages.shared.fetched_files import address_of, local_path
 from repaconv.stages.shared.option_dataclasses import with_checked_paths
@@ -78,7 +79,9 @@ def new_recipe(
     device = load_target(target)
     if not source.exists():
         raise Refused(f"there is no file or folder {source}.", hint="Check its path.", code="checkpoint.missing")
-    place = address or Path(os.path.relpath(source.resolve(), path.parent.resolve())).as_posix()
+    if not (source / CONFIG).is_file():  # otherwise it is folded by its architecture
+        source = checkpoint_at(source)
+    place = address or Path(os.path.relpath(resolved_checkpoint(source), path.parent.resolve())).as_posix()
     if not is_utf8(Path(place)):
         raise Refused(
             f"a recipe is UTF-8, and cannot name {place}, which is not.", hint="Rename the file.", code="file.name"

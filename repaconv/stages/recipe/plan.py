@@ -29,6 +29,7 @@ from repaconv.core.files import (
     write_artefact,
 )
 from repaconv.core.run_folder import PLAN
+from repaconv.core.sharded_checkpoint import files_of
 from repaconv.core.toml_positions import Positions
 from repaconv.engines.contract import ENGINE_SUFFIXES
 from repaconv.graph.onnx_files import external_files_of, is_graph
@@ -253,7 +254,7 @@ def _machine(target: str) -> str:
 
 
 def _with_companions(name: str, path: Path) -> dict[str, Path]:
-    """A file with those that are read with it: external weights, the description of an engine or an adapter."""
+    """A file with those that are read with it: external weights, parts, the description of an engine or an adapter."""
     companions = [
         path.parent / "adapter_config.json",
         *([path.with_suffix(".json")] if path.suffix in ENGINE_SUFFIXES else []),
@@ -262,6 +263,8 @@ def _with_companions(name: str, path: Path) -> dict[str, Path]:
     if path.is_file() and is_graph(path):
         with suppress(Refused):  # the stage reports it
             found += [path.parent / each for each in external_files_of(path)]
+    with suppress(Refused):
+        found += files_of(path)[1:]
     return {name: path, **{f"{each.name} next to {name}": each for each in found}}
 
 

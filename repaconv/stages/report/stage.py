@@ -12,8 +12,9 @@ from repaconv.core import run_folder
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem, did_you_mean
 from repaconv.core.export_variants import dotted
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_page
-from repaconv.core.files import is_unchanged, lock_folder, read_artefact, stage_of
+from repaconv.core.files import lock_folder, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
+from repaconv.core.sharded_checkpoint import is_unchanged_checkpoint
 from repaconv.results import (
     BenchArtefact,
     BuildArtefact,
@@ -256,7 +257,7 @@ def _not_verified(folded: FoldArtefact, held: _CurrentResults, links: list[Link]
     doubted = [each for each in held.benches if each.quality.verdict != "trusted"]
     found += [f"the latency on {each.target} in {each.precision} is {each.quality.verdict}" for each in doubted]
     source = Path(folded.origin.path)
-    if not is_unchanged(source, folded.origin.sha256):
+    if not is_unchanged_checkpoint(source, folded.origin.sha256):
         found.append(f"the {folded.origin_kind} {source.name} is missing or changed: this page cannot be reproduced")
     return found
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused
 from repaconv.core.files import is_unchanged, read_artefact, require_reachable, require_valid_name
+from repaconv.core.sharded_checkpoint import checkpoint_at, weights_in
 from repaconv.results import Fetched
-from repaconv.sources.named_architectures import WEIGHTS
 
 FETCHED = run_folder.OUT / "fetched"
 """Folder with a record for each address, next to the files fetched from there."""
@@ -69,7 +69,12 @@ def local_path(source: str | Path) -> Path:
 
 
 def local_weights(source: str | Path) -> Path:
-    """The local path as of `here`; for a folder that was fetched, its weights file."""
+    """The local path as of `local_path`; of a folder with a checkpoint in several files, their index; of a folder that
+    was fetched, its weights.
+
+    Raises:
+        EnvironmentProblem, Refused: As `local_path` does, or the folder holds several checkpoints.
+    """
     path = local_path(source)
     fetched = address_of(source) is not None and path.is_dir()
-    return next((path / name for name in WEIGHTS if fetched and (path / name).is_file()), path)
+    return (weights_in(path) if fetched else None) or checkpoint_at(path)

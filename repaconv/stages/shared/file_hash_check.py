@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import is_zipfile
 
-from repaconv.core.changed_input_files import stamp_of
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.core.files import sha256_of
+from repaconv.core.sharded_checkpoint import files_of, sha256_of_checkpoint, stamps_of_checkpoint
 from repaconv.core.thread_pool import thread_pool
 
 if TYPE_CHECKING:
@@ -37,10 +36,10 @@ def require_pinned(path: Path, wanted: str | None, found: str | None = None) -> 
     if not re.fullmatch(r"[0-9a-fA-F]{64}", wanted):
         raise UsageProblem(
             f"--sha256 {wanted} is not 64 hexadecimal digits.",
-            hint="Give the hash as sha256sum prints it; `repaconv inspect` shows that of a file.",
+            hint="Give the hash as sha256sum prints it; `repaconv inspect` shows that of a checkpoint.",
             code="usage.sha256",
         )
-    found = found or (sha256_of(path) if path.is_file() else None)
+    found = found or (sha256_of_checkpoint(path) if path.is_file() else None)
     if found and found != wanted.lower():
         raise Refused(
             f"{path} has the SHA-256 {found}, but {wanted.lower()} was expected; it was not read further.",
@@ -61,26 +60,26 @@ def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None
     Raises:
         UsageProblem, Refused: As `require_pinned` and `repaconv.checkpoints.read_checkpoint` do.
     """
-    sha256 = stamp = None
-    if _worth_hashing(checkpoint):
-        stamp = stamp_of(checkpoint)
+    sha256 = stamps = None
+    if all(map(_worth_hashing, files_of(checkpoint))):
+        stamps = stamps_of_checkpoint(checkpoint)
         with thread_pool(1) as pool:
             importing = pool.submit(import_module, "torch")
-            sha256 = sha256_of(checkpoint)
+            sha256 = sha256_of_checkpoint(checkpoint)
             importing.result()  # the import must be finished before torch is used
     from repaconv.checkpoints import read_checkpoint
 
     found = read_checkpoint(checkpoint, weights, require_pinned(checkpoint, pinned, sha256))
-    found.require_unchanged(stamp)
+    found.require_unchanged(stamps)
     return found
 
 
-def _worth_hashing(checkpoint: Path) -> bool:
+def _worth_hashing(path: Path) -> bool:
     """Whether it is a readable file, and not a truncated ZIP archive."""
     try:
-        if not checkpoint.is_file():
+        if not path.is_file():
             return False
-        with checkpoint.open("rb") as file:
+        with path.open("rb") as file:
             return file.read(2) != b"PK" or is_zipfile(file)
     except OSError:  # reading it later reports the problem
         return False

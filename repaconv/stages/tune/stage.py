@@ -13,6 +13,7 @@ from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem, did_
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import cache_folder, canonical_json, lock_folder, sha256_of, sha256_of_bytes, write_artefact
 from repaconv.core.progress import Progress, silent
+from repaconv.core.sharded_checkpoint import sha256_of_checkpoint
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import Candidate, FoldArtefact, ImageSize, TuneArtefact
 from repaconv.rewrites.presets import chosen
@@ -346,7 +347,7 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
         fold(source, settings=settings, progress=progress)
         return run
     known = run_folder.fold_of(run)
-    asked = {"checkpoint": sha256_of(Path(source)), **(settings or {})}
+    asked = {"checkpoint": sha256_of_checkpoint(Path(source)), **(settings or {})}
     has = {"checkpoint": known.origin.sha256, **known.settings}
     if asked == has:
         return run

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.core import run_folder
-from repaconv.core.files import is_unchanged, read_artefact, stage_of
+from repaconv.core.files import read_artefact, stage_of
+from repaconv.core.sharded_checkpoint import is_unchanged_checkpoint
 from repaconv.results import ConvertArtefact, FinetuneArtefact, FoldArtefact, Link
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def parent_link(source_model: SourceModel, *, random_images: bool) -> ParentLink
     if random_images:
         return ParentLink(done, source_model, "random images say nothing of it: give --images or --inputs")
     known = Path(done.parent.path)
-    if not is_unchanged(known, done.parent.sha256):
+    if not is_unchanged_checkpoint(known, done.parent.sha256):
         return ParentLink(done, source_model, f"the network before conversion, {known}, is gone or another")
     return ParentLink(done, source_model, "")
 

@@ -371,6 +371,26 @@ def test_what_is_selected_of_a_view_after_no_layer_is_selected_there():
     assert sorted(node.op_type for node in model.graph) == ["Gather"] * 4 + ["Softmax", "Squeeze"]
 
 
+@pytest.mark.parametrize(("other", "wanted"), [([3, 6, 2], 2), ([2, 6, 3], 1)], ids=["2 x 3 and 3 x 2", "2 x 3"])
+def test_rows_of_transposed_tokens_are_assigned_before_the_transpose_if_both_have_equal_axes(other, wanted):
+    turn = {"perm": [1, 0, 2]}
+    rows = [("Sin", "x", "o"), ("Transpose", "o", "p", turn), ("Reshape", "p six", "data")]
+    rows += [("Reshape", "x other", "q"), ("Softmax", "q", "r"), ("Transpose", "r", "s", turn)]
+    rows += [("Reshape", "s six", "updates"), ("ScatterND", "data places updates", "t"), ("Cos", "t", "y")]
+    weights = integers(six=[6, 6], other=other, places=[[3], [0], [5], [1], [4], [2]])
+    assert operators(rows, weights, shape=(2, 6, 3)).count("Transpose") == wanted
+
+
+@pytest.mark.parametrize(("names", "given"), [("l one", {}), ("l", {"num_outputs": 2})], ids=["of 1", "halves"])
+def test_pieces_of_a_dynamic_axis_are_transposed_one_by_one(names, given):
+    turn = {"perm": [1, 0]}
+    rows = [("MatMul", "x w", "l"), ("Split", names, "o p", {"axis": 0, **given})]
+    rows += [("Transpose", "o", "q", turn), ("Transpose", "p", "r", turn)]
+    rows += [("Sin", "q", "s"), ("Cos", "r", "t"), ("Concat", "s t", "y", {"axis": 1})]
+    found = operators(rows, integers(one=[1, 1]), shape=(2, WIDTH), batch="n")
+    assert found.count("Transpose") == 2
+
+
 RIGHT = ("Conv", "t r", "e")
 
 

@@ -29,7 +29,7 @@ from repaconv.graph.nodes_and_constants import (
     shape_of_constant,
 )
 from repaconv.graph.operator_facts import ARITHMETIC, ROW_NORMS, SELECTIONS, VIEWS
-from repaconv.graph.symbolic_shapes import Sizes, as_numbers, rank_of, set_shape, shaped_like, sizes
+from repaconv.graph.symbolic_shapes import Sizes, as_numbers, is_dynamic, rank_of, set_shape, shaped_like, sizes
 from repaconv.graph.tensor_views import View, reshaped
 from repaconv.graph.view_chains import view_of
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
@@ -283,6 +283,8 @@ def _move_assignment(model: ir.Model, node: ir.Node) -> None:
     length, added = shapes[0][home], shapes[1][home]
     if not isinstance(length, int) or not isinstance(added, int):
         return
+    if shapes[1] != (*shapes[0][:home], added, *shapes[0][home + 1 :]):  # 2 x 3 and 3 x 2 seen as 6
+        return
     write = Writer(model, node)
     both = write("Concat", first.source, second.source, axis=home)
     set_shape(both, (*shapes[0][:home], length + added, *shapes[0][home + 1 :]), first.source)
@@ -353,6 +355,8 @@ def _move_before_split(model: ir.Model, node: ir.Node) -> bool:
     if len(views) < len(node.outputs) or shape is None or any(map(_is_read_by_product, views)):
         return False
     axis, write = int(attribute(node, "axis", 0)) % len(shape), Writer(model, node)
+    if any(part is None or is_dynamic(part[axis]) for part in map(sizes, node.outputs)):
+        return False
     seen = _transposed_before_split(write, node, views, axis) or _reshaped_before_split(
         write, node, ends, axis, {view.op_type for view in views}
     )

@@ -391,6 +391,31 @@ def test_pieces_of_a_dynamic_axis_are_transposed_one_by_one(names, given):
     assert found.count("Transpose") == 2
 
 
+@pytest.mark.parametrize(
+    ("axis", "target", "along", "wanted"),
+    [
+        (1, None, 3, 1),
+        (1, [2, -1, 20], 1, 1),
+        (1, [2, -1, 4, 1, 5], 1, 1),
+        (2, [12, -1, 5], 1, 1),
+        (1, [-1, 4, 5], 0, 3),  # the parts of each image would be next to each other
+        (1, [2, 5, -1, 4], 2, 3),  # and those of each row
+    ],
+)
+def test_equal_views_of_all_parts_are_one_before_the_split(axis, target, along, wanted):
+    shape = [2, 6, 4, 5] if axis == 1 else [2, 6, 6, 5]
+    rows = [("Sin", "x", "o"), ("Split", "o parts", "p q r", {"axis": axis})]
+    for part, function in zip("pqr", ("Cos", "Tanh", "Abs"), strict=True):
+        if target is None:
+            rows.append(("Transpose", part, f"{part}1", {"perm": [0, 2, 3, 1]}))
+        else:
+            rows.append(("Reshape", f"{part} target", f"{part}1"))
+        rows.append((function, f"{part}1", f"{part}2"))
+    rows.append(("Concat", "p2 q2 r2", "y", {"axis": along}))
+    found = operators(rows, integers(parts=[1, 3, 2], target=target or []), shape=shape)
+    assert found.count("Transpose" if target is None else "Reshape") == wanted
+
+
 RIGHT = ("Conv", "t r", "e")
 
 

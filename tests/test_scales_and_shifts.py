@@ -381,6 +381,70 @@ def test_rows_of_transposed_tokens_are_assigned_before_the_transpose_if_both_hav
     assert operators(rows, weights, shape=(2, 6, 3)).count("Transpose") == wanted
 
 
+PLACES = np.array([3, 0, 5, 1, 4, 2])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "places", "shape"),
+    [
+        ([1, 0, 2], [1, 2, 0], PLACES[:, None], (6, 6, 6)),
+        ([1, 0], [1, 0], np.stack(np.broadcast_arrays(np.arange(6)[:, None], PLACES), axis=-1), (6, 6)),
+        ([1, 0, 2], [1, 0, 2], PLACES[:, None], (12, 3)),
+    ],
+    ids=["another order of axes", "along the columns", "half of an axis"],
+)
+def test_an_assignment_stays_after_the_transposes(first, second, places, shape):
+    rows = [("Softmax", "x", "o"), ("Sin", "x", "p")]
+    if len(shape) < len(first):  # an axis of the view is a part of one of the source
+        rows += [("Reshape", "o apart", "o2"), ("Reshape", "p apart", "p2")]
+    values = ("o2", "p2") if len(shape) < len(first) else ("o", "p")
+    rows += [
+        ("Transpose", value, f"{value}t", {"perm": perm}) for value, perm in zip(values, (first, second), strict=True)
+    ]
+    rows += [("ScatterND", f"{values[0]}t places {values[1]}t", "t"), ("Cos", "t", "y")]
+    assert operators(rows, integers(places=places, apart=[2, 6, 3]), shape=shape).count("Transpose") == 2
+
+
+def test_a_sum_of_a_value_and_a_transposed_one_stays():
+    rows = [
+        ("MatMul", "x u", "o"),
+        ("Mul", "o f", "p"),
+        ("Transpose", "p", "q", {"perm": [0, 2, 1]}),
+        ("Sin", "x", "r"),
+    ]
+    weights = {"u": normal(6, 6), "f": normal(6)}
+    found = operators([*rows, ("Add", "q r", "s"), ("Cos", "s", "y")], weights, shape=(2, 6, 6))
+    assert found == ["Add", "Cos", "MatMul", "Sin", "Transpose"]
+
+
+TURNED = [("MatMul", "x u", "o"), ("Mul", "o f", "p"), ("Transpose", "p", "q", {"perm": [0, 2, 1]})]
+
+
+def test_a_factor_of_every_number_stays_after_the_transpose():
+    found = operators([*TURNED, ("Mul", "q w", "y")], {"u": normal(6, 6), "f": normal(6)}, shape=(2, 4, 6))
+    assert found == ["MatMul", "Mul", "Transpose"]
+
+
+def test_a_norm_of_one_channel_of_transposed_tokens():
+    rows = [*TURNED, ("BatchNormalization", "q g h m v", "r"), ("Sin", "r", "y")]
+    found = operators(rows, {"u": normal(6, 1), "f": normal(1), **norm(1)}, shape=(2, 4, 6))
+    assert sum(name in ("MatMul", "Sin") for name in found) == 2
+
+
+def test_a_factor_of_every_token_moves_before_the_transpose():
+    rows = [*TURNED, ("Mul", "q e", "r"), ("Sin", "r", "y")]
+    found = operators(rows, {"u": normal(6, 6), "f": normal(6), "e": normal(4)}, shape=(2, 4, 6))
+    assert found == ["MatMul", "Mul", "Sin", "Transpose"]
+
+
+def test_parts_that_are_transposed_otherwise_stay_apart():
+    rows = [("MatMul", "x u", "o"), ("Mul", "o f", "p"), ("Split", "p", "q r", {"axis": 2, "num_outputs": 2})]
+    rows += [("Transpose", "q", "q1", {"perm": [0, 2, 1]}), ("Transpose", "r", "r1", {"perm": [2, 0, 1]})]
+    rows += [("Sin", "q1", "q2"), ("Cos", "r1", "r2"), ("Concat", "q2 r2", "y", {"axis": 0})]
+    found = operators(rows, {"u": normal(6, 6), "f": normal(6)}, shape=(3, 3, 6))
+    assert found.count("Transpose") == 2
+
+
 @pytest.mark.parametrize(("names", "given"), [("l one", {}), ("l", {"num_outputs": 2})], ids=["of 1", "halves"])
 def test_pieces_of_a_dynamic_axis_are_transposed_one_by_one(names, given):
     turn = {"perm": [1, 0]}
@@ -544,9 +608,14 @@ def test_a_convolution_of_tokens_as_an_image_absorbs_a_scale_and_shift():
     assert regrouped(rows) == ["Add", "MatMul", "Reshape", "Tanh", "Tanh", "Transpose"]
 
 
+ACROSS_TOKENS = [*REGROUPED[:2], ("Transpose", "q", "t", {"perm": [0, 2, 1]}), *REGROUPED[3:]]
+IN_GROUPS = [(*row[:3], {"group": 2}) if row[0] == "Conv" else row for row in AS_IMAGE]
+
 STAY = {
     "more channels": (REGROUPED, (6, 4, 5), {}),
-    "a view that takes tokens apart": (REGROUPED, (6, 6, 4), {"r": [-1, 16, 3], "w2": normal(3, 4)}),
+    "a view that takes tokens apart": (REGROUPED, (6, 6, 4), {"r": [-1, 16, 3], "w2": normal(3, 2), "b2": normal(2)}),
+    "a layer across tokens, as many as channels": (ACROSS_TOKENS, (6, 8, 8), {}),
+    "a convolution of groups": (IN_GROUPS, (6, 6, 2), {"w3": normal(2, 3, 1, 1)}),
     "another order of channels": (AS_IMAGE, (6, 6, 4), {"image": [-1, 8, 2, 3], "w3": normal(4, 8, 1, 1)}),
     "several pixels": (AS_IMAGE, (6, 6, 4), {"w3": normal(4, 6, 2, 1)}),
     "read as well": ([*REGROUPED[:-1], ("ReduceMax", "t", "m"), ("Add", "v m", "y")], (6, 6, 4), {}),

@@ -1,4 +1,4 @@
-"""Rows of arbitrary networks in `docs/competing-toolchains.md`: any batch size and number of threads, in FP32 and in INT8."""
+"""A row of docs/competing-toolchains.md for an arbitrary network: any batch size and thread count, FP32 and INT8."""
 
 from __future__ import annotations
 

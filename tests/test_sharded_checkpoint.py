@@ -15,7 +15,7 @@ import fsspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_calls import CODE
+from test_named_architectures import CODE
 from torch import Tensor
 
 import repaconv as rc

@@ -11,7 +11,8 @@ weights say nothing about accuracy: there a lossy configuration counts only if i
 its method.
 
 Arbitrary networks are measured as well (`make bench-competitors-arbitrary`): every competing tool gets the original
-graph, and repaconv is what `tune` leaves. `arbitrary_networks.py` lists them, `arbitrary_network_row.py` measures a row.
+graph, and repaconv is what `tune` leaves. `arbitrary_networks.py` lists the networks, and `arbitrary_network_row.py`
+measures a row.
 
 `method_networks.py` lists the networks, `competitors.py` and `nncf_process.py` make the competing models,
 `repaconv_configurations.py` those of repaconv, `method_row.py` measures a row, and `docs_page.py` writes

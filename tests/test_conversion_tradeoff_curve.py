@@ -93,7 +93,7 @@ def test_a_training_that_was_broken_off_goes_on_to_the_same_bits(tmp_path, monke
     for name in ("digits", "fit"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     from digits import Digits
-    from fit import fit
+    from training_loop import fit
 
     data = Digits(torch.rand(40, 1, 24, 24, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 10)
 

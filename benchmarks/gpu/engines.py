@@ -1,4 +1,4 @@
-"""Engines of a GPU: built ahead of time, and on that GPU opened, compared, and timed together with the other models."""
+"""Engines for a GPU: built ahead of time, then loaded on that GPU, compared, and timed with the other models."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Make the kit: `python -m gpu.kit FOLDER [--python 3.12]`, as `make gpu-kit` does; wheels come from the package index.
 
-Bundles: ``core`` (repaconv, what few machines have of what it needs, these benchmarks), which alone measures torch;
-``onnx`` for a machine that has torch and little else; ``onnxruntime`` and ``tensorrt-rtx``. Each is cut into as many
-pieces as it takes; a piece is known by its hash in gpu.sh, and can come alone. Of a package in two bundles the later
-one's is taken.
+Bundles: ``core`` (repaconv, its rarer dependencies, these benchmarks), which is enough to measure torch; ``onnx`` for a
+machine that has torch and little else; ``onnxruntime`` and ``tensorrt-rtx``. Each is split into pieces, which gpu.sh
+identifies by their hashes, so that they can be sent one by one. If two bundles have a package, the later one's is used.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Put together what arrived of the kit, and run it: the body of gpu.sh, in Python's standard library alone.
+"""Install the pieces of the kit that arrived, and run it: the body of gpu.sh, in Python's standard library alone.
 
-    sh gpu.sh                      take the pieces next to it, unpack them, run all that they allow
-    sh gpu.sh --take               take pieces only: others come later, or alone
-    sh gpu.sh --make               make the networks and graphs and measure nothing, while other pieces arrive
-    sh gpu.sh --plan [--gpu h100]  say what would be run, in order, and why: on this GPU, or on another one
+    sh gpu.sh                      read the pieces next to it, unpack them, run every step that they allow
+    sh gpu.sh --take               only read pieces: others are sent later
+    sh gpu.sh --make               only make the networks and graphs, while other pieces are sent
+    sh gpu.sh --plan [--gpu h100]  show which steps would run, in order, and why: on this GPU, or on another one
     sh gpu.sh --seconds 1800 --out result.json [--only cuda.fp32] [--resume earlier.json] [--rehearsal]
 
-Wheels are unpacked into a folder of their own, which goes before what this Python has: nothing is installed, and the
-torch that is here stays what it is.
+Wheels are unpacked into a folder of their own, which comes first on Python's path: nothing is installed, and the torch
+of the machine stays as it is.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The networks of a step, in a folder each: the checkpoint, its run, the official deploy form, the vanilla network."""
+"""The networks of a step, each in a folder: the checkpoint, its run, the manual baseline, the vanilla network."""
 
 from __future__ import annotations
 

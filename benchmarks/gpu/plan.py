@@ -1,4 +1,4 @@
-"""Every step of the kit: the papers' models at the papers' own protocols; `step_selection` chooses from them."""
+"""Every step of the kit: the papers' models in the papers' own protocols; `step_selection` chooses from them."""
 
 from __future__ import annotations
 

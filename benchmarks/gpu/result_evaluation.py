@@ -1,8 +1,8 @@
-"""Take a result in: `python -m gpu.result_evaluation RESULT [--kit kit.json]`, as `make gpu-results RESULT=...` does.
+"""Evaluate a result: `python -m gpu.result_evaluation RESULT [--kit kit.json]`, as `make gpu-results RESULT=...` does.
 
-Refused: what was changed on the way, what is no such result, what another kit made, a rehearsal. Marked partial: what
-was cut off, or lacked pieces. What is kept is judged anew from the samples and the links, never by the result's word.
-It fills the tables of docs/gpu.md and the presets of the targets.
+It refuses files that were changed in transfer, that are no results, that another kit made, and rehearsals. A result
+that was cut off, or lacked pieces, is marked partial. Verdicts are computed again from the samples and the compared
+outputs; those in the file are not used. It fills the tables of docs/gpu.md and the presets of the targets.
 """
 
 from __future__ import annotations

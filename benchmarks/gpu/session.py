@@ -1,7 +1,7 @@
 """The steps that gain most on this machine within a time limit: `python -m gpu.session --work DIR --seconds N -o FILE`.
 
-`step_selection` chooses anew after every step, with what the step told and how long it took. The result is written
-after every step, so that an interrupted session has given what it had. Called again with the same folder, it resumes.
+After every step, `step_selection` chooses again with its result and its time. The result file is written after every
+step, so that an interrupted session keeps what it measured. Called again with the same folder, it resumes.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Which steps a session runs, in which order: those with the largest expected gain for their seconds.
 
-A step measures numbers of docs/gpu.md: how many times as fast ours is as the official form and as the vanilla network,
-or, by `tune`, a preset as the default one. The logarithm of such a number is a sum of effects: of the method, of the
-network, of GPUs in contrast to CPUs, of the runtime, of the precision. A Gaussian process whose covariance is the sum
-of these parts predicts each number from those that are known (Rasmussen and Williams 2006, algorithm 2.1), as in
-`repaconv.stages.tune.speed_prediction`.
+A step measures numbers of docs/gpu.md: the speedup of repaconv over the manual baseline and over the vanilla network,
+or, by `tune`, that of a preset over the default one. The logarithm of such a number is a sum of effects: of the method,
+of the network, of GPUs in contrast to CPUs, of the runtime, of the precision. A Gaussian process whose covariance is
+the sum of these parts predicts each number from those that are known (Rasmussen and Williams 2006, algorithm 2.1), as
+in `repaconv.stages.tune.speed_prediction`.
 
-The expected gain of a cell of the table is E|x - mean|, by how much the best guess without it is expected to be off,
-and a little for a cell that is empty. That of a preset is E[max(0, x)]: how much faster it is expected to make
-networks. Both are logarithms of speedups, and shown in percent. What is known, or well predicted from other numbers,
-gains little.
+The expected gain of a cell of the table is E|x - mean|, the expected error of the best prediction without it, and a
+little more for an empty cell. That of a preset is E[max(0, x)]: the expected speedup of networks. Both are logarithms
+of speedups, shown in percent. A number that is known, or well predicted from others, gains little.
 """
 
 from __future__ import annotations

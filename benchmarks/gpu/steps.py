@@ -1,4 +1,4 @@
-"""One step in a process of its own: `python -m gpu.steps NAME WORK OUT [--rehearsal]` writes what came of it."""
+"""One step in a process of its own: `python -m gpu.steps NAME WORK OUT [--rehearsal]` writes its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A judged result as the tables of docs/gpu.md: every row with the paper's own factor, and what failed by name."""
+"""An evaluated result as the tables of docs/gpu.md: every row with the paper's speedup, and failed steps by name."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""scikit-learn's digits, as the nets take them: 1,797 gray images of 8 x 8 pixels, 500 of them held out.
+"""scikit-learn's digits in the size of the networks: 1,797 gray images of 8 x 8 pixels, 500 of them held out.
 
     python benchmarks/train/digits.py    # -> repaconv/models: digits.npz (held out), calibration.npz (to train on, 64)
 
-Their 17 shades become 0..255, Pillow enlarges them to 24 x 24, mean and standard deviation go: what `repaconv verify
---images` does to an 8 x 8 picture with the preprocessing that the checkpoints tell.
+The 17 gray levels are scaled to 0..255, Pillow resizes the images to 24 x 24, and they are normalized: what `repaconv
+verify --images` does to an 8 x 8 picture with the preprocessing of the checkpoints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drop-in depthwise convolution: gates learn which blocks' attention a depthwise convolution may stand in for."""
+"""Drop-in depthwise convolution: gates learn in which blocks a depthwise convolution may replace attention."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import digits
 import torch
-from fit import HEADS, HIDDEN, PATCH, WIDTH, config, fit, initialise
 from torch import Tensor, nn
+from training_loop import HEADS, HIDDEN, PATCH, WIDTH, config, fit, initialise
 
 from repaconv.backbones.convolution_mixers import to_grid, to_tokens
 from repaconv.backbones.vit import ViT, ViTConfig

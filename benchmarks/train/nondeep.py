@@ -1,4 +1,4 @@
-"""Rethinking ViT Depth: three layers of two branches each, which join while they are trained: lambda from 0 to 1."""
+"""Rethinking ViT Depth: three layers of two branches each, merged during training while lambda goes from 0 to 1."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import digits
 import torch
-from fit import HEADS, HIDDEN, PATCH, WIDTH, config, fit, initialise
 from torch import nn
+from training_loop import HEADS, HIDDEN, PATCH, WIDTH, config, fit, initialise
 
 from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.backbones.vit_training_blocks import BlockTraits, PlainBlock

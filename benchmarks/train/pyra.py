@@ -1,4 +1,4 @@
-"""PYRA: a frozen ViT adapted by LoRA while most of its tokens merge, modulated by what PYRA learns."""
+"""PYRA: a frozen ViT adapted by LoRA while most of its tokens are merged, with learned modulation weights."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import digits
 import torch
-from fit import HEADS, HIDDEN, WIDTH, config, fit, initialise
 from torch import nn
+from training_loop import HEADS, HIDDEN, WIDTH, config, fit, initialise
 
 from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.backbones.vit_training_blocks import BlockTraits

@@ -1,4 +1,4 @@
-"""RePaViT: a plain ViT whose FFNs leave three channels of four without activation, between two BatchNorms."""
+"""RePaViT: a plain ViT whose FFNs have three channels of four without activation, between two BatchNorms."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import digits
 import torch
-from fit import HEADS, HIDDEN, WIDTH, config, fit, initialise
 from torch import Tensor, nn
+from training_loop import HEADS, HIDDEN, WIDTH, config, fit, initialise
 
 from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, PlainBlock

@@ -1,4 +1,4 @@
-"""RIFormer: a MetaFormer without token mixers, taught by a PoolFormer from whose weights it starts."""
+"""RIFormer: a MetaFormer without token mixers, distilled from a PoolFormer, from whose weights it starts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import digits
 import torch
-from fit import fit, initialise, smoothed
 from torch import Tensor, nn
 from torch.nn import functional
+from training_loop import fit, initialise, smoothed
 
 from repaconv.backbones.metaformer import MetaFormer, MetaFormerConfig, pooling
 from repaconv.methods.riformer.paper_equations import AffineMixer, RIFormerBlock

@@ -1,11 +1,11 @@
-"""Images made by a rule, of 24 classes that neither texture nor arrangement alone tells apart: 64 x 64 pixels, RGB.
+"""Synthetic images of 24 classes that neither texture nor arrangement alone identifies: 64 x 64 pixels, RGB.
 
     python benchmarks/train/textures.py -o DIR [--count 20000] [--seed 0]     # textures.npz, textures.held.npz
 
-A class is a texture and an arrangement. Four textures (stripes across, stripes along, a chequer, dots) fill two shapes
-of the same texture; six arrangements say how the two lie to each other: beside, above, on a diagonal (either), the one
-in the other's middle, or twice as large as the other. Colours, places, sizes, the period and the phase of a texture,
-its turn, the ground's own waves and noise are by chance: no mean, no histogram, no single patch tells a class.
+A class is a texture and an arrangement. Four textures (horizontal stripes, vertical stripes, checkerboard, dots) fill
+two shapes. Six arrangements place the two: next to each other, one above the other, on either diagonal, one inside the
+other, or one twice as large as the other. Colors, positions, sizes, the period and phase of a texture, its rotation,
+the background's waves and noise are random: no mean, histogram or single patch identifies a class.
 """
 
 from __future__ import annotations

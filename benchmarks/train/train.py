@@ -1,9 +1,9 @@
-"""Small models of the five methods, each trained in its training form on scikit-learn's digits in minutes.
+"""Small models of the five methods, each trained on the digits in minutes, with its training-time architecture.
 
     python benchmarks/train/train.py [--method repavit] [--seed 0] [-o repaconv/models]
 
-Writes <method>.pth, as that method's trainer would, and <method>.json: what it was trained with, and which share of the
-500 images held out it gets right. One thread; the last epoch is kept, the held-out images choose nothing.
+Writes <method>.pth, as that method's trainer would, and <method>.json: the training settings, and the accuracy on the
+500 held-out images. It uses one thread. The last epoch is kept; the held-out images select nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import digits
 import numpy as np
 import torch
-from fit import accuracy
 from torch import nn
+from training_loop import accuracy
 
 import repaconv
 from repaconv.core.files import canonical_json

@@ -1,12 +1,12 @@
 """A vision transformer of 2.7 million parameters for the images of textures.py: harder to convert than one for digits.
 
     python benchmarks/train/vit_textures.py -o DIR [--epochs 10] [--count 20000] [--threads 2]
-    # -> DIR/vit_textures.pth, and beside it what it was trained with and its accuracy on 2,000 held-out images
+    # -> DIR/vit_textures.pth, its training settings, and its accuracy on 2,000 held-out images
 
-91.3% of 2,000 held-out images are right after 10 epochs: 58 minutes on two cores of an EPYC without AVX-512 that had
-other work besides (a step of 32 images takes 0.4 s there where it has none). Broken off, it goes on after the last
-whole epoch. `--epochs 1 --count 352` only shows that it runs. Six blocks of width 192 with 6 heads, a class token,
-patches of 8 x 8; the loop is that of the digits' nets. Read it with `--set num_heads=6`.
+91.3% of 2,000 held-out images are correct after 10 epochs: 58 minutes on two cores of an EPYC without AVX-512 that had
+other work, too (a step of 32 images takes 0.4 s there on an idle machine). An interrupted training resumes after the
+last whole epoch. `--epochs 1 --count 352` is a short run. It has six blocks of width 192 with 6 heads, a class token
+and patches of 8 x 8; the loop is that of the networks for digits. Read it with `--set num_heads=6`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 import textures
 import torch
 from digits import Digits
-from fit import accuracy, fit
 from torch import nn
+from training_loop import accuracy, fit
 
 from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig
 from repaconv.backbones.vit_layers import AttentionSpec, LayerNormSpec, MlpSpec

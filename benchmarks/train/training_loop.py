@@ -1,4 +1,4 @@
-"""What training the five nets has in common: the skeleton of a small vision transformer, one loop, one score."""
+"""What the trainings of the five networks share: a small vision transformer, the training loop, the accuracy."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _poolformer() -> Path:
     sys.path.append(str(Path(__file__).parent / "train"))
     import digits
     import riformer
-    from fit import fit
+    from training_loop import fit
 
     torch.manual_seed(SEED)
     data, held = digits.load()

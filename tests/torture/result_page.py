@@ -42,7 +42,7 @@ invalid graph ended in a traceback.
 """
 
 
-PLANTED = ROOT / "benchmarks" / "results" / "planted.json"
+PLANTED = ROOT / "benchmarks" / "results" / "fold_mutants.json"
 MISTAKES = """
 ## Planted mistakes in the code
 

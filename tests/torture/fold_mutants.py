@@ -264,7 +264,9 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("folder", type=Path, help="what was traced and tried")
     options.add_argument("--count", type=int, default=300, help="mutants [default: 300]")
-    options.add_argument("-o", "--out", type=Path, default=RESULT, help="[default: benchmarks/results/fold_mutants.json]")
+    options.add_argument(
+        "-o", "--out", type=Path, default=RESULT, help="[default: benchmarks/results/fold_mutants.json]"
+    )
     given = options.parse_args()
     at, count = given.folder, given.count
     at.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The lock file with its hashes, and the page of licences, agree with pyproject.toml and constraints.txt."""
+"""The lock file with its hashes, and the page of licenses, agree with pyproject.toml and constraints.txt."""
 
 from __future__ import annotations
 

@@ -439,7 +439,7 @@ def random_graph_inputs(
         batch: Batch size of inferences without images, where it is dynamic.
     """
     if folded.image_size is None:
-        name = f"{count} drawn calls, seed {seed}"
+        name = f"{count} random inputs, seed {seed}"
         free = {folded.sizes.batch: batch} if batch and folded.sizes.batch else {}
         return Inputs(
             name, (count,), lambda at, _: Batch(_call_feeds(model, folded, seed, at, free), whole=True), whole=True

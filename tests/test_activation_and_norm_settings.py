@@ -42,7 +42,7 @@ def outputs(method, form):
 
 
 @pytest.mark.parametrize("name", VITS)
-def test_the_activation_is_read_told_and_computed(name):
+def test_the_activation_is_read_reported_and_computed(name):
     beside = (
         {"args": {"act_layer": "quick_gelu", "idle_ratio": 0.75}} if name != "nondeep" else {"meta": example_meta()}
     )

@@ -96,7 +96,7 @@ def test_what_is_planted_in_a_stored_graph_fails_at_its_output(tokens):
     assert [link.verdict for link in found.links("stored", "float64")] == ["passed", "failed", "passed"]
 
 
-def test_images_of_a_foreign_graph_are_normalised_as_the_user_says(detector, repaconv):
+def test_images_of_an_onnx_model_are_normalized_as_the_user_says(detector, repaconv):
     done = rc.fold(detector)
     assert (done.image_size, done.batch, done.whole, done.float64) == ((16, 16), 1, False, REFERENCE)
     code, _, err = repaconv("export", "--onnx", "--with-preprocessing")
@@ -259,7 +259,7 @@ def test_constants_are_scattered_as_the_reference_implementation_does(monkeypatc
 
 @pytest.mark.parametrize("pads", [[0] * 4, [1] * 4])
 @pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
-def test_pools_that_round_up_begin_no_window_behind_their_input(kind, pads):
+def test_pools_that_round_up_begin_no_window_after_their_input(kind, pads):
     """Of which onnx's reference makes another shape (googlenet's)."""
     x = np.random.default_rng(0).standard_normal((1, 2, 7, 8)).astype(np.float32)
     how = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": pads, "ceil_mode": 1}

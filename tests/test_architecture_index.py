@@ -53,7 +53,7 @@ def test_equal_tensors_that_are_computed_with_otherwise_are_two_networks():
     ]
 
 
-def test_another_head_a_missing_tensor_and_another_shape_are_told():
+def test_another_head_a_missing_tensor_and_another_shape_are_reported():
     shapes = with_classes(PUBLISHED[SMALL], 10)
     (match,) = matches(shapes)
     assert (match.name, match.exact) == (SMALL, True)

@@ -18,7 +18,7 @@ STAGES = (
 
 @pytest.mark.parametrize("name", STAGES)
 @pytest.mark.parametrize("given", [3, {}, np.ones(2), b"x"], ids=["number", "dict", "array", "bytes"])
-def test_what_is_no_path_is_told_so(name, given):
+def test_what_is_no_path_is_refused_with_the_reason(name, given):
     """An empty dict was taken for the newest run, and an array ended in NumPy's own error."""
     with pytest.raises(UsageProblem, match="input should be a path") as caught:
         getattr(rc, name)(given)
@@ -34,7 +34,7 @@ def test_of_several_paths_each_is_one():
 
 
 @pytest.mark.parametrize("given", [None, 3, b"x", [], {"a": torch.ones(2)}, onnx.ModelProto()], ids=str)
-def test_what_is_neither_a_file_nor_a_module_is_told_so(given):
+def test_what_is_neither_a_file_nor_a_module_is_refused_with_the_reason(given):
     for arguments in ({}, {"out": "run"}):
         with pytest.raises(UsageProblem, match=f"an object of the type {type(given).__name__} is neither a file nor"):
             rc.fold(given, **arguments)

@@ -109,7 +109,7 @@ def squeezed(width, channels=24, image=(4, 5), act=silu):
     return graph.model(conv(graph, graph("Mul", gate, x), 3, channels))
 
 
-def test_what_is_squeezed_to_one_place_is_whole_blocks_of_every_processor():
+def test_what_is_squeezed_to_one_place_is_whole_blocks_of_every_cpu():
     model = squeezed(6)
     assert changed(model, "whole-blocks") == ["whole-blocks"]
     assert widths(model, "whole-blocks")[1:3] == [(16, 24, 1), (24, 16, 1)]
@@ -225,7 +225,7 @@ SLOW_KERNELS = ("mish-as-quotient", "prelu-as-sum", "softmax-as-quotient", "lrn-
         ("avx512-bf16", {"conv-each", "whole-groups-16", "whole-blocks-16", "gate-as-image", *SLOW_KERNELS}),
     ],
 )
-def test_a_family_has_those_of_its_blocks_in_its_default_form(family, forms):
+def test_a_cpu_level_has_those_of_its_blocks_in_its_default_preset(family, forms):
     target = load(TARGETS, "x86-64")
     assert set(target.form("network", family)) - set(target.form("network")) == forms
     assert target.form("pyra", family) == target.form("pyra")

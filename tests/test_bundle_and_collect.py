@@ -332,7 +332,7 @@ def test_what_tune_found_for_a_board_is_the_model_that_goes_to_it(tiny, repaconv
     assert (made.precision, made.variant) == ("fp16", "orin-nano.form-tuned.fp16")
 
 
-def test_what_cannot_be_bundled_is_told(tiny, repaconv):
+def test_what_cannot_be_bundled_is_reported(tiny, repaconv):
     rc.fold(tiny)
     with pytest.raises(UsageProblem, match="bundles are for boards with TensorRT"):
         rc.bundle(target="x86-64")

@@ -100,7 +100,7 @@ def test_constants_that_other_operators_merge_to_another_constant_stay():
     assert sorted(kinds(rows, {"c": LARGER, "d": OTHER}, ("y", "y2"))) == ["Add", "Add", "Exp", "Mul", "Mul", "Sin"]
 
 
-def test_the_bias_of_a_layer_stays_beside_positions():
+def test_the_bias_of_a_layer_stays_next_to_positions():
     rows = [("MatMul", "x w", "1"), ("Add", "1 b", "2"), ("Add", "2 p", "3"), ("Softmax", "3", "y")]
     numbers = {"w": RANDOM.standard_normal((5, 6)), "b": RANDOM.standard_normal(6), "p": RANDOM.standard_normal((4, 6))}
     assert kinds(rows, numbers).count("Add") == 2

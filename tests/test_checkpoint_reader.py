@@ -204,7 +204,7 @@ def test_sets_prefixes_and_averages(tmp_path, tiny_weights):
     assert read_checkpoint("e.pth").origin.weights_reason == "state_dict by rule; other sets: net"
 
 
-def test_what_the_file_says_is_read_wherever_it_stands(tiny_weights):
+def test_settings_of_the_file_are_read_wherever_they_are(tiny_weights):
     cfg = 'model = dict(backbone=dict(type="RIFormer", norm_cfg=dict(type="LN2d"), act_cfg=dict(type="ReLU")))'
     meta = {"cfg": cfg}
     torch.save({"state_dict": tiny_weights, "meta": meta}, "beside.pth")
@@ -264,7 +264,7 @@ def test_a_truncated_legacy_file(tmp_path, tiny_weights):
     refused(tmp_path / "l.pth", "checkpoint.truncated")
 
 
-def test_two_sets_in_one_state_dict_are_told_apart_by_their_prefix(tmp_path, tiny_weights, repaconv):
+def test_two_sets_in_one_state_dict_are_distinguished_by_their_prefix(tmp_path, tiny_weights, repaconv):
     again = {f"module.{name}": weight.double().float() for name, weight in tiny_weights.items()}
     torch.save({**tiny_weights, **again}, tmp_path / "both.pth")
     code, _, err = repaconv("fold", "both.pth")
@@ -623,7 +623,7 @@ def test_a_distributed_checkpoint_is_folded_by_what_the_hint_says(tiny_weights, 
     assert rc.fold("several.pth").verdict == "passed"
 
 
-def test_files_of_deepspeed_are_told_apart_from_damaged_ones(tiny_weights):
+def test_files_of_deepspeed_are_distinguished_from_damaged_ones(tiny_weights):
     empty = {name: torch.empty(0) for name in tiny_weights}
     torch.save({"module": empty, "param_shapes": [], "ds_version": "0.16"}, "mp_rank_00_model_states.pt")
     with pytest.raises(Refused, match="ZeRO stage 3") as caught:

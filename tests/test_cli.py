@@ -181,7 +181,7 @@ def test_a_help_begins_with_what_its_command_is_about_and_says_it_in_few_columns
         assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_newcomer_who_types_what_another_tool_would_take_is_told_what_to_type_here(repaconv):
+def test_options_of_other_tools_are_refused_with_the_option_to_use(repaconv):
     assert "Here that is repaconv bench --profile." in repaconv("profile", "a.onnx")[2]
     for command in cli_main.OTHER_WORDS.values():
         assert repaconv(command.split()[0], "--help")[0] == 0
@@ -297,7 +297,7 @@ def test_every_rule_of_options_names_fields_and_can_be_asked(options):
         rule.where(options(**required))  # raised KeyError for a field of a former name
 
 
-def test_an_option_without_effect_is_refused_by_every_door(repaconv, tiny, tmp_path):
+def test_an_option_without_effect_is_refused_in_python_commands_and_recipes(repaconv, tiny, tmp_path):
     with pytest.raises(UsageProblem, match="keep_fp32 has no effect here: float32 keeps every layer"):
         rc.export(tmp_path, keep_fp32=("head",))
     code, _, err = repaconv("export", "--keep-fp32", "head")
@@ -335,7 +335,7 @@ def test_the_work_is_done_although_its_progress_is_not_read(tiny, tmp_path, monk
     assert "passed: every fold" in done.stdout
 
 
-def test_a_failure_is_told_to_the_shell_although_the_rest_is_not_read(tiny):
+def test_a_failure_has_its_exit_code_although_the_output_is_not_read(tiny):
     Path("recipe.toml").write_text(f'checkpoint = "{tiny}"\nsha256 = "{"0" * 64}"\n')
     done = as_a_shell("repaconv gate recipe.toml | true")
     assert (done.returncode, "Traceback" in done.stderr) == (4, False), done.stderr
@@ -581,7 +581,7 @@ def test_what_a_newcomer_types(repaconv, tiny, monkeypatch):
         ("export --target cuda@compild", "compiled"),
     ],
 )
-def test_a_misspelled_name_is_told_the_nearest_one(repaconv, tiny, command, near):
+def test_the_message_for_a_misspelled_name_has_the_nearest_one(repaconv, tiny, command, near):
     weight = np.ones((4, 3, 1, 1), np.float32)
     onnx.save(graph([("Conv", "x w", "y")], {"w": weight}, {"x": (1, 3, 8, 8)}), "net.onnx")
     weights = torch.load(tiny)["state_dict"]
@@ -594,7 +594,7 @@ def test_a_misspelled_name_is_told_the_nearest_one(repaconv, tiny, command, near
     assert f"hint: Did you mean {near}? " in said
 
 
-def test_a_report_of_the_gate_without_a_file_is_told_how_to_name_one(repaconv):
+def test_the_message_for_a_gate_report_without_a_file_says_how_to_name_one(repaconv):
     Path("r.toml").write_text('checkpoint = "tiny.pth"')
     code, _, said = repaconv("gate", "r.toml", "--report", "junit")
     assert (code, "hint: E.g. --report junit:gate.xml." in said) == (2, True)

@@ -74,7 +74,7 @@ def test_bench_compares_outputs_of_the_same_name_in_whichever_order_they_are(tmp
 
 
 @pytest.mark.slow
-def test_speed_is_measured_beside_each_other(run, tmp_path):
+def test_speeds_are_measured_interleaved(run, tmp_path):
     done = rc.compare(run, run / "model.b1.onnx", speed=True, rounds=10)
     assert done.measured.ratio.other
     assert done.inconclusive  # ten rounds say nothing

@@ -101,7 +101,7 @@ NORM = ("BatchNormalization", "c scale shift mean variance", "n", {"epsilon": 1e
     ],
     ids=["norm", "scale", "shift", "larger", "several readers", "computed"],
 )
-def test_a_size_between_a_layer_and_its_norm_is_read_behind_the_norm(behind, read):
+def test_a_size_between_a_layer_and_its_norm_is_read_after_the_norm(behind, read):
     rows = [PATCHES[0], ("Shape", "c", "s"), ("Gather", "s place", "rows"), ("Range", "start rows step", "i")]
     rows += [("Cast", "rows", "count", {"to": 11}), *behind, ("Cast", "i", "y", {"to": 11})]
     more = {"place": np.array(2), "start": np.array(0), "step": np.array(1), "column": RANDOM.random((8, 1, 1))}

@@ -88,7 +88,7 @@ def test_every_conversion_of_the_curve_merges_tokens_that_there_are(monkeypatch)
         require_possible_schedule(tuple(map(int, schedule.split(","))), sizes)
 
 
-def test_a_training_that_was_broken_off_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+def test_an_interrupted_training_resumes_to_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks/train"))
     for name in ("digits", "fit"):
         monkeypatch.delitem(sys.modules, name, raising=False)

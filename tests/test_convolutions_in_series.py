@@ -43,7 +43,7 @@ def folded(graph, *outputs):
     return sorted(node.op_type for node in after.graph.node), " ".join(unfolded_operators(seen))
 
 
-def test_a_pointwise_behind_and_before_a_kernel():
+def test_a_pointwise_after_and_before_a_kernel():
     graph = net()
     thin = conv(graph, conv(graph, "x", 8, (3, 3), pads=[1] * 4, strides=[2, 2]), 2, (1, 1), width=8)
     assert joined(graph, thin) == (["Conv"], 2 * 4 * 9 + 2)
@@ -108,7 +108,7 @@ def test_a_scale_before_convolutions(operator, padded):
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_transposed_convolution_takes_what_stands_behind_it(groups):
+def test_a_transposed_convolution_absorbs_layers_after_it(groups):
     graph = net()
     weight, bias = R.standard_normal((4, 6 // groups, 3, 3)), R.standard_normal(6)
     up = graph("ConvTranspose", "x", weight, bias, group=groups, strides=[2, 2], pads=[1] * 4, output_padding=[1, 1])

@@ -41,7 +41,7 @@ def test_a_flipped_bit_in_a_weight_is_named(tmp_path):
         assert not (tmp_path / "run").exists()
 
 
-def test_damage_beside_the_weights_that_are_taken_is_not_theirs(tmp_path):
+def test_damage_next_to_the_selected_weights_is_not_theirs(tmp_path):
     weights = {"a.weight": torch.ones(40, 3), "a.bias": torch.ones(40)}
     path = tmp_path / "x.pth"
     torch.save({"model": weights, "optimizer": {"state": {0: torch.full((77,), 0.625)}}}, path)
@@ -51,7 +51,7 @@ def test_damage_beside_the_weights_that_are_taken_is_not_theirs(tmp_path):
     assert read_checkpoint(path).tensors.keys() == weights.keys()
 
 
-def test_what_a_file_says_of_its_checksums_is_told(tmp_path):
+def test_checksums_in_a_file_are_reported(tmp_path):
     told = {name: read_checkpoint(path).origin.checksums for name, path in sound(tmp_path).items()}
     assert told["zip"] == told["packed"] == "CRC-32 of each record"
     assert told["without"] == "none: saved without"

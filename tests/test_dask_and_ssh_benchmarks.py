@@ -196,7 +196,7 @@ def dask():
 @pytest.mark.parametrize(
     ("scheduler", "why"), [("tcp://127.0.0.1:9", "Connection refused"), ("desk", "missing port number")]
 )
-def test_a_worker_without_a_scheduler_says_so(scheduler, why):
+def test_a_worker_without_a_scheduler_reports_it(scheduler, why):
     command = [sys.executable, "-m", "repaconv", "worker", "--target", "x86-64", "--scheduler", scheduler]
     patience = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "1s"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **patience})
@@ -207,7 +207,7 @@ def test_a_worker_without_a_scheduler_says_so(scheduler, why):
 
 
 @pytest.mark.usefixtures("dask")
-def test_why_no_scheduler_answers_is_told_where_dask_only_ran_out_of_time():
+def test_the_reason_why_no_scheduler_answers_is_reported_where_dask_only_times_out():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         taken = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         assert "no Dask scheduler spoke in time" in _no_answer(taken, TimeoutError()).message
@@ -277,7 +277,7 @@ def test_a_model_that_does_not_run_on_a_worker_fails_alone_unless_it_is_the_defa
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_interrupted_goes_on_where_it_was():
+def test_an_interrupted_sweep_resumes():
     """Here, without a cluster; Ctrl-C as the shell sends it."""
     checkpoints()
     write_matrix(rounds=2000)
@@ -302,7 +302,7 @@ def test_a_sweep_that_is_interrupted_goes_on_where_it_was():
     assert all((results / name).read_bytes() == content for name, content in kept.items())
 
 
-def test_what_is_wrong_in_a_matrix_is_told_and_a_bad_cell_fails_alone(tiny, repaconv):
+def test_an_error_in_a_matrix_is_reported_and_a_bad_cell_fails_alone(tiny, repaconv):
     Path("m.toml").write_text('targets = ["x86-64"]\n')
     with pytest.raises(UsageProblem, match=r"m\.toml.*models"):
         read_matrix(Path("m.toml"))
@@ -551,7 +551,7 @@ def test_a_bundle_without_a_result_is_no_failure_of_ssh(ends, told, monkeypatch)
     assert not Path("result.tar.gz").exists()
 
 
-def test_a_board_that_is_not_reached_is_told(tiny):
+def test_a_board_that_is_not_reached_is_reported(tiny):
     if not shutil.which("ssh"):
         pytest.skip("ssh is absent")
     rc.fold(tiny)

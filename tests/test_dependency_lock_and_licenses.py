@@ -38,7 +38,7 @@ FORMER = ("farm", "quantise")
 """Extras that install what another one does: its former name."""
 
 
-def test_doctor_knows_every_extra_and_all_has_those_that_need_no_card():
+def test_doctor_knows_every_extra_and_all_has_those_that_need_no_gpu():
     asked = PROJECT["optional-dependencies"]
     brought = {name: {Requirement(line).name for line in lines} for name, lines in asked.items()}
     known = {extra.name: set(extra.packages) for extra in EXTRAS}

@@ -27,7 +27,7 @@ def test_hadolint_finds_nothing(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_images_are_pinned_run_as_nobody_special_and_say_how_they_are_tried(path):
+def test_images_are_pinned_run_without_root_and_say_how_they_are_tested(path):
     text = path.read_text()
     bases = re.findall(r"^FROM (\S+)", text, flags=re.M)
     assert bases

@@ -259,7 +259,7 @@ def test_operators_act_on_numbers_before_they_are_repeated(ends, rows, found, co
     assert sorted(operators(folded(model_of(f"({ends}) {{ {rows} }}", **constants), N=2, H=3, W=5))) == sorted(found)
 
 
-def test_layers_beside_each_other_are_merged_before_what_they_read_is_repeated():
+def test_parallel_layers_are_merged_before_what_they_read_is_repeated():
     rows = "e = Expand(x, to) a = MatMul(e, v) b = MatMul(e, w) y = Concat <axis = 2> (a, b)"
     constants = {"to": np.int64([1, 5, 4]), "v": normal(4, 6), "w": normal(4, 6)}
     model = model_of(f"(float[1, 1, 4] x) => (float[1, 5, 12] y) {{ {rows} }}", **constants)

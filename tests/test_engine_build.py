@@ -155,7 +155,7 @@ def test_a_graph_for_a_runtime_that_opens_engines_is_built_first(tiny, monkeypat
 
 
 @RTX
-def test_what_cannot_be_built_is_told(tiny, repaconv):
+def test_what_cannot_be_built_is_reported(tiny, repaconv):
     rc.fold(tiny)
     with pytest.raises(UsageProblem, match="no fp32 ONNX model for rtx-40 yet"):
         rc.build(target="rtx-40")
@@ -252,7 +252,7 @@ def test_an_engine_is_verified_on_the_batch_and_from_the_pixels_that_it_takes(ti
             rc.verify(engine=engine, inputs="x.npz")
 
 
-def test_an_engine_for_another_processor_has_nothing_of_this_one_in_it(tiny):
+def test_an_engine_for_another_cpu_has_nothing_of_this_one_in_it(tiny):
     rc.fold(tiny)
     rc.export(target="arm64")
     done = rc.build(target="arm64")
@@ -311,7 +311,7 @@ def test_an_engine_that_computes_something_else_is_followed_to_the_module(tiny, 
     assert link.location.module == f"backbone.{FAULTY}"  # as the checkpoint calls it
 
 
-def test_openvino_in_bfloat16_where_the_processor_multiplies_it(tiny):
+def test_openvino_in_bfloat16_where_the_cpu_multiplies_it(tiny):
     openvino = pytest.importorskip("openvino", reason="OpenVINO is absent")
     rc.fold(tiny)
     rc.export(target="x86-64-openvino", image_size=32)

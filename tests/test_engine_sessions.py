@@ -94,7 +94,7 @@ CARDS = ("torch-cuda", "torch-cuda-compiled", "torch-cuda-graphs", "onnxruntime-
 
 @pytest.mark.parametrize("name", [*CARDS, "tensorrt-rtx"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
-def test_an_engine_without_its_card_says_so_in_one_sentence(name, graph, folded):
+def test_an_engine_without_its_gpu_reports_it_in_one_sentence(name, graph, folded):
     engine = plugins.load(plugins.ENGINES, name)
     network = source_model_of(find_run(folded)).network(DEPLOY)
     with pytest.raises(EnvironmentProblem, match=r"none was found|has no \w+Provider|cannot be imported") as told:
@@ -107,7 +107,7 @@ def test_an_engine_without_its_card_says_so_in_one_sentence(name, graph, folded)
 
 @pytest.mark.parametrize("target", ["cuda@compiled", "cuda-ort", "cuda-ort@tensorrt"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
-def test_bench_on_a_card_that_is_not_here_is_refused(target, folded, repaconv):
+def test_bench_on_a_gpu_that_is_not_here_is_refused(target, folded, repaconv):
     if target.startswith("cuda-ort"):
         rc.export(folded, target=target)
     code, out, err = repaconv("bench", folded, "--target", target)
@@ -120,7 +120,7 @@ def test_bench_on_a_card_that_is_not_here_is_refused(target, folded, repaconv):
 @pytest.mark.parametrize(
     "told", ["CUDA out of memory. Tried to allocate 20 GiB", "BFCArena::AllocateRawInternal Failed to allocate memory"]
 )
-def test_a_card_whose_memory_does_not_suffice_says_how_many_images_it_was(told):
+def test_a_gpu_with_too_little_memory_reports_the_batch_size(told):
     with pytest.raises(EnvironmentProblem, match="too small for a batch of 2048 images") as raised, within_memory(2048):
         raise RuntimeError(told)
     assert raised.value.code == "gpu.memory"
@@ -146,7 +146,7 @@ def test_a_number_without_rows_stays_one_for_a_module():
 
 
 @pytest.mark.parametrize(("protocol", "largest"), [("riformer", 2048), ("repavit", 128)])
-def test_bench_takes_the_next_smaller_batch_where_the_card_holds_no_more(protocol, largest, folded, monkeypatch):
+def test_bench_takes_the_next_smaller_batch_where_the_gpu_holds_no_more(protocol, largest, folded, monkeypatch):
     right, tried = TorchSession.run, []
 
     def small(session, feeds):
@@ -167,7 +167,7 @@ def test_bench_takes_the_next_smaller_batch_where_the_card_holds_no_more(protoco
         rc.bench(folded, target="cpu-torch", batch=16, rounds=2)
 
 
-def test_the_tensorrt_provider_is_told_what_to_compute_in_and_float32_is_float32(monkeypatch):
+def test_the_tensorrt_provider_gets_the_precision_and_float32_is_float32(monkeypatch):
     assert [lowered(each) for each in ("fp32", "tf32", "fp16", "bf16")] == [
         {},
         {},
@@ -206,7 +206,7 @@ def test_what_an_opened_engine_is_asked_is_there():
     assert calls <= {name for names in asked.values() for name in names}
 
 
-def test_nodes_that_the_processor_took_are_read_from_the_profile():
+def test_nodes_that_ran_on_the_cpu_are_read_from_the_profile():
     on_card, on_processor = {"provider": "CUDAExecutionProvider"}, {"provider": "CPUExecutionProvider"}
     ranks = {**on_processor, "output_type_shape": [{"float": [8, 16]}, {"int64": [8, 16]}]}
     events = [
@@ -246,7 +246,7 @@ def test_torch_runs_a_runs_networks_and_no_file(folded):
         engine.open(folded / "model.safetensors", SessionSpec())
 
 
-def test_bench_measures_torch_beside_itself_and_beside_a_graph(folded):
+def test_bench_measures_torch_against_the_training_form_and_against_a_graph(folded):
     done = rc.bench(folded, target="cpu-torch", rounds=2)
     assert [(each.name, each.model) for each in done.latencies] == [
         ("deploy form", "model.safetensors"),
@@ -270,7 +270,7 @@ def test_bench_measures_torch_beside_itself_and_beside_a_graph(folded):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_bench_measures_torch_beside_the_graph_of_every_trained_network(method, tmp_path):
+def test_bench_measures_torch_against_the_graph_of_every_trained_network(method, tmp_path):
     run = tmp_path / "run"
     rc.fold(checkpoint(method), out=run)
     rc.export(run)
@@ -323,7 +323,7 @@ def test_torch_compiled_does_not_warn_that_there_is_no_gpu():
     assert done.stderr == ""
 
 
-def test_what_a_card_is_asked_for_as_one_kernel_is_the_same(monkeypatch):
+def test_one_fused_gpu_kernel_computes_the_same(monkeypatch):
     from repaconv.backbones import shared_layers
     from repaconv.backbones.convolution_mixers import DepthwiseSpec
     from repaconv.backbones.token_merging_block import KeyedAttention

@@ -210,7 +210,7 @@ def test_no_text_is_read_or_written_in_the_encoding_of_the_locale():
     assert not found, "say encoding='utf-8'"
 
 
-def test_a_runtime_tells_nobody_what_it_opens(tmp_path):
+def test_a_runtime_sends_no_telemetry_about_the_models_it_opens(tmp_path):
     """ONNX Runtime's own telemetry leaves a queue for its maker in the user's cache, and in TMPDIR."""
     (tmp_path / "c.onnx").write_bytes(graphs.convolution().SerializeToString())
     program = "from repaconv.engines import ort, contract; from pathlib import Path"
@@ -277,7 +277,7 @@ def test_a_stream_that_is_closed_or_full_changes_no_exit_code(tmp_path, command,
         assert ended.stderr.startswith("error: ")
 
 
-def test_a_network_that_no_memory_holds_is_told_as_such(tmp_path):
+def test_a_network_larger_than_memory_is_reported_as_such(tmp_path):
     """torch's message, as the method's reader of tensors raises it."""
     told = killed_stages.net("riformer")
     torch.save(told.whole, tmp_path / "c.pth")
@@ -293,7 +293,7 @@ def test_a_network_that_no_memory_holds_is_told_as_such(tmp_path):
 
 
 @pytest.mark.parametrize("name", quick_where({"fold"}.__contains__, ["fold", "export", "build"], ids=str))
-def test_of_two_commands_in_a_folder_the_second_says_so(tmp_path, name):
+def test_of_two_commands_in_a_folder_the_second_reports_the_first(tmp_path, name):
     stage, prepare = killed_stages.BY_STEPS[name]
     prepare(tmp_path)
     with lock_folder(tmp_path / "run"):
@@ -302,7 +302,7 @@ def test_of_two_commands_in_a_folder_the_second_says_so(tmp_path, name):
     assert not killed_stages.told_by(stage, tmp_path)
 
 
-def test_of_two_sweeps_in_a_folder_the_second_says_so(tmp_path):
+def test_of_two_sweeps_in_a_folder_the_second_reports_the_first(tmp_path):
     stage, prepare, _ = killed_long_commands.STAGES["sweep"]
     prepare(tmp_path)
     with lock_folder(tmp_path / "run"):
@@ -338,7 +338,7 @@ def test_a_checkpoint_that_is_cut_while_it_is_mapped_is_refused_and_no_end_of_th
     assert not (tmp_path / "run").exists()
 
 
-def test_weights_beside_a_graph_that_are_cut_while_they_are_mapped_are_told_of(tmp_path):
+def test_external_weights_that_are_cut_while_they_are_mapped_are_reported(tmp_path):
     wide = graphs.model([helper.make_node("Add", ["input", "w"], ["y"])], [graphs.weight("w", 3, 200, 200)])
     wide.graph.input[0].CopyFrom(graphs.value("input", 3, 200, 200))
     onnx.save(wide, tmp_path / "c.onnx", save_as_external_data=True, location="c.data", convert_attribute=True)
@@ -375,7 +375,7 @@ WRITING = {
 
 
 @pytest.mark.parametrize("name", WRITING)
-def test_a_stage_waits_for_nobody_who_writes_in_its_run_but_says_so(tmp_path, name):
+def test_a_stage_does_not_wait_for_another_that_writes_in_its_run_but_reports_it(tmp_path, name):
     stage, prepare = killed_stages.BY_STEPS["fold"]
     prepare(tmp_path)
     stage(tmp_path)

@@ -72,7 +72,7 @@ def test_what_is_fetched_again_takes_the_place_of_what_was_and_of_nothing_else(t
         rc.fetch("memory://there")
 
 
-def test_a_place_without_weights_and_a_scheme_that_nobody_knows(tmp_path):
+def test_an_address_without_weights_and_an_unknown_scheme(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "config.json").write_text("{}")
     with pytest.raises(Refused, match="contains neither"):
@@ -82,7 +82,7 @@ def test_a_place_without_weights_and_a_scheme_that_nobody_knows(tmp_path):
     assert not list(Path("repaconv-out/fetched").glob("**/*.json"))
 
 
-def test_a_branch_becomes_the_commit_that_it_stands_for(monkeypatch, tiny):
+def test_a_branch_becomes_the_commit_to_which_it_points(monkeypatch, tiny):
     """Of the hub itself only what it answers is here: a branch's commit, and the files of that commit."""
     commit, asked = "0123abc" * 5, []
 

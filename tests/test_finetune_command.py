@@ -76,7 +76,7 @@ def converted(vit):
 # --- the loop -------------------------------------------------------------------------------------------
 
 
-def test_what_learns_is_judged_by_others_and_folded(vit, repaconv):
+def test_a_trained_network_is_evaluated_on_other_images_and_folded(vit, repaconv):
     rc.convert("pool.pth", inputs="x.npz", method="riformer", to="training-form", **POOL)
     code, out, err = repaconv("finetune", "--inputs", "x.npz", "--epochs", "2", "--batch", "16")
     assert code == 0
@@ -108,7 +108,7 @@ def test_the_start_is_kept_where_nothing_is_better(converted, monkeypatch):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_what_was_broken_off_goes_on_to_the_same_bits(vit):
+def test_an_interrupted_training_resumes_to_the_same_bits(vit):
     def broken(what, _done, _total):
         if what.startswith("epoch 2"):
             raise KeyboardInterrupt
@@ -180,7 +180,7 @@ def test_a_training_whose_file_is_gone_is_repeated_and_one_whose_file_was_change
     assert json.loads(Path("broken/fold.json").read_text())["origin"]["sha256"] == done.payload.sha256
 
 
-def test_a_conversion_that_was_broken_off_goes_on_in_the_same_coordinates(converted):
+def test_an_interrupted_conversion_resumes_in_the_same_coordinates(converted):
     def broken(what, _done, _total):
         if what.startswith("epoch 2"):
             raise KeyboardInterrupt
@@ -299,7 +299,7 @@ def opened(path, **settings):
     return PlainViT.of(read_plain(read_checkpoint(path), {"num_heads": str(HEADS), **settings}))
 
 
-def test_branches_that_are_apart_are_the_blocks_beside_each_other(vit):
+def test_separate_branches_are_the_parallel_blocks(vit):
     rc.convert(vit, inputs="x.npz", method="nondeep", to="training-form", branches=3, **VIT)
     reading = read_at_any_lambda(read_checkpoint(Path("repaconv-out/vit-nondeep/converted.safetensors")), {})
     net = with_weights(reading.module(), reading.tensors, torch.float32).eval()

@@ -243,7 +243,7 @@ ACROSS = {
 
 
 @pytest.mark.parametrize("between", ACROSS)
-def test_values_that_are_read_far_behind_are_those_of_the_graph(between, wrong_kernel):
+def test_values_that_are_read_much_later_are_those_of_the_graph(between, wrong_kernel):
     rows = [("Conv", "x w", "a"), ("Abs", "a", "a0"), *ACROSS[between], ("Tanh", "b", "t")]
     weights = {"w": KERNEL, "one": np.array(1.0), "none": np.zeros(0)}
     model = Net([*rows, ("Add", f"t a{NODES_AT_ONCE}", "y")], weights, {"x": (F, (2, 4, 8, 8))}, {"y": F}).model()
@@ -274,7 +274,7 @@ REPEATED = [
 ]  # fmt: skip
 
 
-def test_of_equal_operators_on_values_of_one_range_one_stands_for_all(monkeypatch):
+def test_of_equal_operators_on_values_of_one_range_one_represents_all(monkeypatch):
     compared = []
     right = float64_evaluator_check._agrees
     monkeypatch.setattr(
@@ -308,7 +308,7 @@ def test_of_equal_moves_one_is_compared_and_of_moves_to_other_places_all(monkeyp
 
 
 @pytest.mark.parametrize("range_of", [lambda x: x.max() > 100, lambda x: x.max() < 0])
-def test_an_operator_that_is_wrong_for_some_values_alone_is_found_behind_a_right_one(range_of, monkeypatch):
+def test_an_operator_that_is_wrong_for_some_values_alone_is_found_after_a_right_one(range_of, monkeypatch):
     right = float64_graphs.own_operators
 
     class Tanh(OpRun):
@@ -422,7 +422,7 @@ def test_an_input_that_differs_is_asked_again(wrong_kernel):
         assert "Tanh" in differing_operators(model, evaluator, images(2))
 
 
-def test_a_number_that_three_draws_do_not_move_is_rounding():
+def test_a_number_that_three_random_samples_do_not_move_is_rounding():
     """Every number of a class vector is compared alone. Three draws made the Gemm look wrong for this input, of 700."""
     random = np.random.default_rng(1)
     weights = {"w": random.standard_normal((512, 512)) / 30, "b": 0.1 * random.standard_normal(512)}

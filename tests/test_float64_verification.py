@@ -259,7 +259,7 @@ def quiet() -> Path:
     return Path("quiet.onnx")
 
 
-def test_a_network_that_is_near_zero_on_noise_goes_on_by_inputs_that_move_it(quiet):
+def test_a_network_that_is_near_zero_on_noise_is_verified_on_inputs_that_move_it(quiet):
     done = rc.fold(quiet)
     assert done.float64
     assert done.sizes.gain > 1
@@ -269,7 +269,7 @@ def test_a_network_that_is_near_zero_on_noise_goes_on_by_inputs_that_move_it(qui
     assert {link.verdict for link in rc.build(target="x86-64").links} == {"passed"}
 
 
-def test_a_limit_that_rounding_raised_says_so(repaconv):
+def test_a_limit_that_rounding_raised_has_that_reason(repaconv):
     """In fold.json, in every link of verify and in its output; the note stays what logic and people read elsewhere."""
     onnx.save(ill_conditioned(), "net.onnx")
     done = rc.fold("net.onnx")
@@ -319,7 +319,7 @@ def test_inputs_on_which_it_shows_nothing_fail_nothing_and_a_planted_fault_is_fo
     assert judged(done.sizes.gain, 1e-2) == "exceeds_tolerance"
 
 
-def test_what_the_runtime_itself_makes_infinite_is_judged_as_it_is_written():
+def test_what_the_runtime_itself_makes_infinite_is_evaluated_as_it_is_written():
     """Its fusion of a convolution with the norm behind multiplies weights by more than float32 has."""
     w, scale = normal(4, 4, 3, 3), np.full(4, 1e30)
     given = [("Conv", "x w", "a", {"pads": [1] * 4}), ("Mul", "a large", "y")]
@@ -422,7 +422,7 @@ def drawn(seed: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("seed", [393, 499, 787])
-def test_a_sound_fold_is_no_fault_where_few_draws_of_rounding_explain_too_little(seed):
+def test_a_sound_fold_is_no_fault_where_few_samples_of_rounding_explain_too_little(seed):
     """393: a channel that saturates. 499, 787: norms of values that FP32 can hardly tell apart, exact or a step off."""
     before = drawn(seed)
     after = rewritten(before, FOLDS)[0]

@@ -213,7 +213,7 @@ def folded(model: onnx.ModelProto, *inputs: np.ndarray) -> list[str]:
 
 
 @pytest.mark.parametrize(("tokens", "c", "h", "d"), [(1, 1, 1, 1), (1, 2, 1, 3), (3, 4, 9, 2), (2, 5, 5, 5)])
-def test_maps_in_a_row_beside_each_other_and_a_shortcut_are_one(tokens, c, h, d):
+def test_serial_and_parallel_linear_layers_and_a_shortcut_are_one(tokens, c, h, d):
     weights = {"w": normal(c, h), "b": normal(h), "s": normal(h), "v": normal(h, c), "u": normal(c, c), "t": normal(c)}
     rows = [
         ("MatMul", "x w", "1"),
@@ -358,7 +358,7 @@ def test_slices_of_a_line_are_not_copied_number_by_number(width, kept):
     assert sorted(kinds) == (["Concat", "Conv", "Relu", "Slice", "Slice"] if kept else ["Conv", "Gather", "Relu"])
 
 
-def test_a_batchnorm_of_viewed_tokens_goes_into_the_convolution_behind_it_where_nothing_before_it_can_absorb_it():
+def test_a_batchnorm_of_viewed_tokens_goes_into_the_convolution_after_it_where_nothing_before_it_can_absorb_it():
     weights = {"w": normal(3, 8, 1, 1), "image": np.array([1, 8, 4, 4]), **{n: normal(8) for n in "sbm"}}
     weights |= {"v": np.abs(normal(8)) + 0.5, "head": normal(8, 2), "g": normal(8), "h": normal(8)}
     rows = [
@@ -440,7 +440,7 @@ def test_a_shift_does_not_cross_a_padded_convolution():
 
 
 @pytest.mark.parametrize(("groups", "pads", "bias"), [(1, 1, True), (4, 2, False), (2, 0, True)])
-def test_what_stands_behind_a_convolution_goes_into_it(groups, pads, bias):
+def test_scales_and_shifts_after_a_convolution_go_into_it(groups, pads, bias):
     conv = torch.nn.Conv2d(4, 8, 3, padding=pads, groups=groups, bias=bias)
     net = nets.scrambled(torch.nn.Sequential(conv, torch.nn.BatchNorm2d(8), torch.nn.ReLU()))
     model = to_float64(nets.exported(net, (2, 4, 5, 5), **WAYS["old, 20"]))
@@ -450,7 +450,7 @@ def test_what_stands_behind_a_convolution_goes_into_it(groups, pads, bias):
 
 
 @pytest.mark.parametrize(("operator", "order"), [("Sub", "1 v"), ("Sub", "v 1"), ("Div", "1 v"), ("Mul", "v 1")])
-def test_constants_behind_a_convolution(operator, order):
+def test_constants_after_a_convolution(operator, order):
     weights = {"k": normal(3, 2, 3, 3), "v": normal(3, 1, 1)}
     model = graph([("Conv", "x k", "1"), (operator, order, "y")], weights, {"x": (1, 2, 5, 5)})
     after, _ = rewritten(model, fold_pipeline.FOLDS)
@@ -735,7 +735,7 @@ def test_what_only_looks_like_its_input_stays():
 
 
 @pytest.mark.parametrize("batch", [2, "b"])
-def test_sizes_behind_a_resize_by_constant_factors_are_known(batch):
+def test_sizes_after_a_resize_by_constant_factors_are_known(batch):
     """Of a graph without recorded shapes, whose Resize is by numbers that are no integers of type."""
     weights = {"r": np.zeros(0), "f": np.array([1, 1, 2, 1.5], np.float32)}
     model = graph([("Resize", "x r f", "1"), ("Relu", "1", "y")], weights, {"x": (batch, 3, 4, 5)})
@@ -844,7 +844,7 @@ def test_the_command_writes_a_graph_and_what_it_did(small, repaconv):
     assert Path("elsewhere/small.folded.onnx").read_bytes() == first
 
 
-def test_where_nothing_folds_the_graph_as_given_goes_on(small, repaconv):
+def test_where_nothing_folds_the_original_graph_is_used(small, repaconv):
     rc.fold(small, out="to.onnx")
     code, out, _ = repaconv("fold", "to.onnx")
     assert code == 0
@@ -875,7 +875,7 @@ def test_where_nothing_folds_and_nothing_can_be_compared_the_exit_code_is_5(repa
     assert "NaN" in json.loads(Path("repaconv-out/graph/fold.json").read_text())["links"][0]["note"]
 
 
-def test_both_doors_say_of_a_network_in_which_nothing_folds_that_it_passed(repaconv):
+def test_weights_and_a_graph_in_which_nothing_folds_both_pass(repaconv):
     """As weights and as a graph: the graph was not compared, and "not verified"."""
     layers = "nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten()"
     Path("code.py").write_text(f"from torch import nn\n\ndef build():\n    return nn.Sequential({layers})\n")
@@ -939,7 +939,7 @@ def test_what_is_no_graph_is_refused(repaconv):
         assert name in err
 
 
-def test_weights_beside_the_graph_are_read_and_others_refused(small):
+def test_weights_next_to_the_graph_are_read_and_others_refused(small):
     model = onnx.load(small)
     onnx.save(model, "split.onnx", save_as_external_data=True, location="split.data", size_threshold=0)
     assert rc.fold("split.onnx").verdict == "passed"
@@ -1385,7 +1385,7 @@ def test_an_old_graph_that_the_converter_gets_wrong_or_does_not_take_is_left_alo
         assert why in done.not_folded[0]
 
 
-def test_what_lies_around_a_foreign_operator_folds():
+def test_nodes_around_a_custom_operator_fold():
     onnx.save(foreign(), "foreign.onnx")
     done = rc.fold("foreign.onnx")
     assert done.operators == {"Conv": 2, "Gelu": 1}
@@ -1442,7 +1442,7 @@ def test_several_inputs_and_outputs_keep_their_names():
 
 
 @pytest.mark.parametrize("how", [{}, {"precision": "fp16"}, {"simplify": False}], ids=str)
-def test_free_sizes_of_outputs_keep_their_names_where_the_batch_is_fixed(how):
+def test_dynamic_dimensions_of_outputs_keep_their_names_where_the_batch_is_fixed(how):
     """Shape inference would call them after itself; what follows from fixed sizes alone is a number."""
     weights = {"w": normal(4, 3, 3, 3), "v": normal(4, 4, 3, 3)}
     weights = {**{name: one.astype(np.float32) for name, one in weights.items()}, "s": np.array([0, 4, -1])}

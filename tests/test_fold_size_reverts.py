@@ -54,7 +54,7 @@ def test_a_slice_in_front_of_a_product_stays_where_it_is():
     assert operators(after(model)) == [row[0] for row in rows]
 
 
-def test_a_matrix_that_is_shared_stays_shared_behind_norms_of_their_own():
+def test_a_matrix_that_is_shared_stays_shared_after_norms_of_their_own():
     """CoaT: one MLP for the tokens of three sizes."""
     rows = [
         *(("LayerNormalization", f"x{i} g{i} b{i}", f"n{i}") for i in range(2)),
@@ -201,7 +201,7 @@ def kept_of(given, refold) -> Kept:
     return fold_with_reverts(given, given, refold, measured=False, progress=silent)
 
 
-def test_what_enlarges_the_graph_is_taken_back_and_the_rest_stays(monkeypatch):
+def test_what_enlarges_the_graph_is_reverted_and_the_rest_stays(monkeypatch):
     rows = [("Mul", "x s", "1"), ("MatMul", "1 w", "2"), ("Relu", "2", "y")]
     model = graph(rows, {"s": normal(4), "w": normal(4, 4)}, {"x": (1, 3, 4)}, kind=onnx.TensorProto.DOUBLE)
     rewrites = (*fold_pipeline.FOLDS, Rewrite("double", "never", _doubled))
@@ -232,7 +232,7 @@ def test_a_transpose_that_a_product_takes_is_no_node():
     assert size_of(Evaluated(shown)).nodes == 3
 
 
-def test_where_nothing_is_saved_the_graph_as_given_is_left(monkeypatch):
+def test_where_nothing_is_saved_the_original_graph_remains(monkeypatch):
     model = graph([("MatMul", "x w", "1"), ("Relu", "1", "y")], {"w": normal(4, 4)}, {"x": (1, 3, 4)})
     monkeypatch.setattr(fold_pipeline, "FOLDS", (*fold_pipeline.FOLDS, Rewrite("widen", "never", _widened)))
     given = Evaluated(model)

@@ -55,7 +55,7 @@ LARGE = ("encoder", "pixels", "rows")  # more faults than in all others
 
 
 @pytest.mark.parametrize("net", quick_where(lambda net: net not in LARGE, NETS))
-def test_every_wrong_fold_of_a_foreign_graph_is_caught(net, monkeypatch):
+def test_every_wrong_fold_of_an_onnx_graph_fails(net, monkeypatch):
     onnx.save(NETS[net].model(), "net.onnx")
     sound = rc.fold("net.onnx", out="sound.onnx")
     assert sound.changes
@@ -148,7 +148,7 @@ def test_what_hangs_on_no_input_need_not_move():
     assert held(same[0], lambda x: {"y": np.zeros(3, np.float32)}, fixed={"y"})[0].verdict == "failed"
 
 
-def test_small_channels_beside_large_ones_are_held_to_their_own_size():
+def test_small_channels_next_to_large_ones_are_compared_at_their_own_size():
     size = np.array([1e4, 1, 1, 1e-3], np.float32)
     off = size * np.array([0, 0, 0, 1e-3], np.float32)  # 1e-10 of the largest
     (link,) = held(lambda x: {"y": x * size}, lambda x: {"y": x * (size + off)})
@@ -217,7 +217,7 @@ def net_of(rows, weights, inputs, outputs) -> onnx.ModelProto:
     return Net(rows, weights, inputs, outputs).model()
 
 
-def test_free_sizes_are_above_one_unequal_and_told():
+def test_dynamic_dimensions_are_above_one_unequal_and_reported():
     onnx.save(NETS["cross"].model(), "net.onnx")
     note = rc.fold("net.onnx").links[0].note
     assert "dynamic sizes: n 1, 2, 3; targets 5, 7, 12; sources 5, 12, 16" in note
@@ -236,7 +236,7 @@ def test_similarities_of_all_images_of_a_batch_are_compared_at_all_batch_sizes()
     assert all(link.verdict == "passed" for link in done.links)
 
 
-def test_a_graph_that_runs_at_one_size_alone_says_so():
+def test_a_graph_that_runs_at_one_size_alone_is_reported():
     weights = {"w": normal(4, 4), "v": normal(4, 4), "positions": normal(1, 16, 4)}
     rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "2"), ("Add", "2 positions", "y")]
     onnx.save(net_of(rows, weights, {"x": (F, ("n", "length", 4))}, {"y": F}), "net.onnx")
@@ -370,7 +370,7 @@ def test_a_graph_that_is_dead_for_random_numbers_is_folded_on_inputs_that_are_gi
 
 @pytest.mark.parametrize("hidden", [-np.inf, np.finfo(np.float32).min])
 @pytest.mark.parametrize("plant", [None, weight("w", lambda w: 1.01 * w)])
-def test_numbers_beside_those_that_a_mask_hides_are_compared_on_several_probes(plant, hidden, monkeypatch):
+def test_numbers_next_to_those_that_a_mask_hides_are_compared_on_several_probes(plant, hidden, monkeypatch):
     rows = [*TWO, ("Where", "mask z hidden", "y")]
     mask = {"mask": np.array([True, True, False, True]), "hidden": np.array(hidden)}
     onnx.save(net_of(rows, WEIGHTS | mask, {"x": (F, (1, 4))}, {"y": F}), "net.onnx")
@@ -450,7 +450,7 @@ def test_half_precision_is_allowed_what_its_own_rounding_explains(kind, off, mon
     assert refused("half.onnx")
 
 
-def test_a_half_that_stands_in_a_float32_graph_makes_nobody_lenient(monkeypatch):
+def test_a_float16_constant_in_a_float32_graph_raises_no_tolerance(monkeypatch):
     model = net_of(BIASED, WEIGHTS | {"b": 0.2 * normal(4)}, GIVEN, {"y": F})
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float16), "z"))
     onnx.save(model, "net.onnx")
@@ -502,14 +502,14 @@ def image_net(rows, **weights) -> str:
         ([("Conv", "x wide", "a"), ("Relu", "a", "b"), ("Conv", "b wide", "y")], ""),
     ],
 )  # fmt: skip
-def test_what_still_stands_behind_or_beside_another_is_told(rows, why):
+def test_layers_that_remain_after_or_next_to_another_are_reported(rows, why):
     shapes = {"depth": (4, 1, 3, 3), "five": (4, 1, 5, 5), "wide": (4, 4, 3, 3), "thin": (1, 4, 1, 1),
               "back": (4, 1, 1, 1), "square": (4, 4, 1, 1)}  # fmt: skip
     told = image_net(rows, **{name: normal(*shape) for name, shape in shapes.items()}, **norm(4))
     assert told.replace("linear operators ", "", 1) == why
 
 
-def test_a_layer_whose_bias_differs_by_row_is_told_as_out_of_reach():
+def test_a_layer_whose_bias_differs_by_row_is_reported_as_not_foldable():
     rows = [("Gemm", "x k c", "a"), ("Gemm", "a l", "b"), ("Relu", "b", "y")]
     weights = {"k": normal(6, 6), "c": normal(4, 1), "l": normal(6, 3)}
     onnx.save(net_of(rows, weights, {"x": (F, (4, 6))}, {"y": F}), "net.onnx")

@@ -110,7 +110,7 @@ def test_a_checkpoint_that_is_not_the_one_that_the_recipe_pins_is_refused(tmp_pa
     assert re.search(r"r\.toml: fold: \S*r\.pth has the SHA-256", out)
 
 
-def test_what_fails_in_one_recipe_is_told_and_is_nobody_elses(tmp_path, monkeypatch):
+def test_a_failure_of_one_recipe_is_reported_and_does_not_affect_others(tmp_path, monkeypatch):
     """A verdict without a failed link, an exception that nobody foresaw, and folders that are somebody else's."""
     usual = (Path(rc.__file__).parent / "engines" / "targets" / "x86-64.toml").read_text()
     (tmp_path / "mine.toml").write_text(usual.replace('name = "x86-64"', 'name = "mine"\nforbids = ["dynamic-batch"]'))
@@ -280,7 +280,7 @@ def test_formats_from_the_command_line(tmp_path, repaconv):
 # --- recipes ------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_recipe_is_told_by_its_line(tmp_path):
+def test_a_wrong_recipe_is_reported_with_its_line(tmp_path):
     path = tmp_path / "r.toml"
     for text, told in (
         ("checkpoint = 3\n", r"r\.toml:1:1: checkpoint: input should be a valid string"),
@@ -302,7 +302,7 @@ def test_a_wrong_recipe_is_told_by_its_line(tmp_path):
     assert "inputs, images" in problem.value.hint
 
 
-def test_all_that_is_wrong_in_a_recipe_is_told_at_once_by_its_line(tmp_path):
+def test_all_errors_of_a_recipe_are_reported_at_once_with_their_lines(tmp_path):
     path = tmp_path / "r.toml"
     path.write_text('checkpont = "c"\n[verify]\ncount = 0\nimage = "x"\n[bench]\nround = 9\n')
     checks = rc.gate([path]).recipes[0].checks
@@ -320,7 +320,7 @@ def test_all_that_is_wrong_in_a_recipe_is_told_at_once_by_its_line(tmp_path):
     assert "Did you mean orin-nano?" in checks[3].hint
 
 
-def test_what_a_setting_lacks_is_told_in_the_words_of_a_recipe(tmp_path):
+def test_a_missing_setting_is_reported_in_the_words_of_a_recipe(tmp_path):
     wrong = recipe(tmp_path, settings={"pool_size": 3, "heads": 3})
     (check,) = rc.gate([wrong]).recipes[0].checks
     assert "[set] num_heads" in check.hint

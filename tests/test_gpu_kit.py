@@ -45,7 +45,7 @@ def test_the_kit_brings_what_repaconv_requires():
     assert {each.name for each in required} <= {*kit.CORE, *kit.ONNX, *kit.ASSUMED}
 
 
-def test_every_method_has_its_rows_and_what_a_step_needs_stands_before_it():
+def test_every_method_has_its_rows_and_what_a_step_needs_comes_before_it():
     plan = steps()
     assert len({step.name for step in plan}) == len(plan)
     methods = {each.method for each in CASES}
@@ -130,8 +130,8 @@ def test_pieces_arrive_alone_and_the_kit_says_what_it_lacks(made, tmp_path):
     assert (work / "large" / "large.bin").read_bytes() == (tmp_path / "large.bin").read_bytes()
 
 
-def test_another_python_and_one_without_torch_are_told(monkeypatch):
-    assert "for Python 2.7, this is 3." in kit_installer.lacks({"python": "2.7"})
+def test_another_python_and_one_without_torch_are_reported(monkeypatch):
+    assert "for Python 2.7, this is 3." in unpacking.lacks({"python": "2.7"})
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     monkeypatch.setattr(kit_installer.sys, "executable", "/bin/false")
     assert "has no torch" in kit_installer.lacks({"python": here})
@@ -157,7 +157,7 @@ def found(result, name=ROW):
     return next(step for step in judged(result, KIT)["steps"] if step["name"] == name)
 
 
-def test_a_result_that_came_whole_is_judged_anew(tmp_path):
+def test_a_complete_result_is_evaluated_again(tmp_path):
     done = judged(read(written(RECORDED, tmp_path / "r.json"), KIT), KIT)
     assert done["verdict"] == "passed"
     assert done["partial"] == []
@@ -317,7 +317,7 @@ def test_what_an_engine_does_not_hold_or_tell_is_said_and_no_fault():
     assert not any("types" in fault or "opened" in fault for fault in found(layers, ENGINE)["faults"])
 
 
-def test_a_form_that_the_card_chose_is_shown():
+def test_a_preset_that_was_chosen_on_the_gpu_is_shown():
     way = {"target": "cuda-ort", "runtime": "onnxruntime-cuda", "rewrites": ["no-key-bias", "linear-each"]}
     ratio = {"median": 1.07, "low": 1.06, "high": 1.08}
     tuned = {"deployment": way, "ratio": ratio, "complete": False, "budget_s": 120.0}
@@ -329,7 +329,7 @@ def test_a_form_that_the_card_chose_is_shown():
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_graphs_by_hand_have_no_operator_in_a_type_that_onnx_does_not_allow(tmp_path, precision):
+def test_manual_baseline_graphs_have_no_operator_in_a_type_that_onnx_does_not_allow(tmp_path, precision):
     folder = tmp_path / "repavit-tiny"
     models.prepare("repavit-tiny", folder)
     images, right, _ = models.truth(folder)
@@ -347,7 +347,7 @@ def test_a_smaller_batch_is_said():
     assert f"{ROW}: {told} It was measured on 2." in markdown(judged(changed(notes=[told], batch=2), KIT))
 
 
-def test_a_row_takes_half_as_many_images_as_long_as_the_card_does_not_hold_them(monkeypatch):
+def test_a_row_halves_its_batch_size_as_long_as_it_does_not_fit_the_gpu(monkeypatch):
     def row(_step, _folder, batch):
         with within_memory(batch):
             if batch > 32:
@@ -361,7 +361,7 @@ def test_a_row_takes_half_as_many_images_as_long_as_the_card_does_not_hold_them(
     assert [note.split(" images")[0].split()[-1] for note in found["notes"]] == ["128", "64"]
 
 
-def test_only_a_cards_result_is_kept_and_its_tables_replace_those_of_the_same_card(tmp_path):
+def test_only_a_result_of_a_gpu_is_kept_and_its_tables_replace_those_of_the_same_gpu(tmp_path):
     with pytest.raises(Refused, match="of no card"):
         place_of(judged(RECORDED, KIT))
     of_card = {**RECORDED, "rehearsal": False, "machine": {**RECORDED["machine"], "card": {"name": "NVIDIA H100 80GB"}}}

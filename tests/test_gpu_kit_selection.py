@@ -91,7 +91,7 @@ def test_time_decides_how_many_and_none_is_too_little():
     assert {each.step.name for each in all_of_them} == {step.name for step in able}
 
 
-def test_what_is_known_or_told_by_others_gains_less():
+def test_what_is_known_or_predicted_by_others_gains_less():
     cell = Cell(OFFICIAL, "repavit", "repavit-deit-tiny-0.75", 128, "cuda", "fp32", "NVIDIA H100")
     alike = cell._replace(target="cuda-ort")
     other = cell._replace(method="riformer", model="riformer-s12")
@@ -138,7 +138,7 @@ def test_the_kit_carries_what_earlier_results_tell(tmp_path):
     assert "the paper has 1.65x" in first.why
 
 
-def test_the_kit_carries_what_a_gpu_has_told():
+def test_the_kit_contains_earlier_results_of_a_gpu():
     earlier = kit.earlier()
     known = [Known(Cell(*cell), gain) for cell, gain in json.loads(json.dumps(earlier["known"]))]
     there = {(each.cell.model, each.cell.batch, each.cell.target, each.cell.precision, each.cell.over): each.gain
@@ -333,7 +333,7 @@ def test_what_is_made_at_once_is_of_different_networks_and_the_first_row_does_no
     assert first <= 2 * session.TOGETHER < len(made)
 
 
-def test_a_runtime_that_fails_gets_less_time_and_its_failures_are_told(tmp_path):
+def test_a_runtime_that_fails_gets_less_time_and_its_failures_are_reported(tmp_path):
     fine, failing = Simulated(tmp_path / "a", 300), Simulated(tmp_path / "b", 300, fails=("cuda-ort",))
     session.run(fine)
     result = session.run(failing)

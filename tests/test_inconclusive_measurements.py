@@ -266,7 +266,7 @@ def disturbed(monkeypatch):
 CLAIMED = re.compile(r'"(?:faster|slower)"')
 
 
-def test_doors_of_a_model(disturbed, tiny, repaconv, tmp_path):
+def test_all_outputs_of_measurements_of_a_model(disturbed, tiny, repaconv, tmp_path):
     """bench, throughput, compare, report and gate, what they print and write; each exits with 5, inconclusive."""
     rc.fold(tiny, measure=False)
     rc.export()
@@ -292,14 +292,14 @@ def test_doors_of_a_model(disturbed, tiny, repaconv, tmp_path):
     assert code == 5
 
 
-def test_the_door_of_a_sweep(disturbed, tiny, repaconv):
+def test_all_outputs_of_a_sweep(disturbed, tiny, repaconv):
     Path("m.toml").write_text('[[models]]\ncheckpoint = "tiny.pth"\n')
     code, out, _ = repaconv("sweep", "m.toml")
     assert code == 5
     assert not CLAIM.search(out)
 
 
-def test_doors_of_a_search(disturbed, tiny, repaconv):
+def test_all_outputs_of_tune(disturbed, tiny, repaconv):
     """tune, whose baseline is the first that is measured."""
     disturbed(0)
     code, out, _ = repaconv("tune", tiny, "--rounds", 20, "--runtimes", "onnxruntime", "--rewrites", "rms-norm")
@@ -309,7 +309,7 @@ def test_doors_of_a_search(disturbed, tiny, repaconv):
     assert not CLAIMED.search(kept)
 
 
-def test_the_door_of_a_conversion(disturbed, tmp_path):
+def test_all_outputs_of_a_conversion(disturbed, tmp_path):
     """convert --speedup: whether it is reached is not known, so it is neither claimed nor a failed gate."""
 
     def search(ratios):
@@ -326,7 +326,7 @@ def test_the_door_of_a_conversion(disturbed, tmp_path):
     says(doubted.message)
 
 
-def test_the_door_of_a_fold(disturbed, monkeypatch):
+def test_all_outputs_of_a_fold(disturbed, monkeypatch):
     """The speed check reverts nothing on an inconclusive measurement, though the fold seems to take longer."""
     weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["1"]), helper.make_node("MatMul", ["1", "w"], ["y"])]

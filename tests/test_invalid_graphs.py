@@ -296,7 +296,7 @@ def test_a_negative_variance_is_named():
     assert caught.value.code == "onnx.negative-variance"
 
 
-def test_images_that_no_memory_holds_are_told_as_such(repaconv):
+def test_images_larger_than_memory_are_reported_as_such(repaconv):
     nodes, weights = conv_and_norm()
     write(nodes, weights, {"y": (F, ["N", 4, "H", "W"])}, inputs={"x": (F, ["N", 3, 1 << 40, 8])})
     code, _, said = repaconv("fold", "net.onnx")
@@ -305,7 +305,7 @@ def test_images_that_no_memory_holds_are_told_as_such(repaconv):
     assert "(environment.memory)" in said
 
 
-def test_a_newer_file_format_is_told_as_such():
+def test_a_newer_file_format_is_reported_as_such():
     nodes, weights = conv_and_norm()
     model = write(nodes, weights, {"y": (F, ["N", 4, "H", "W"])})
     model.ir_version = 99

@@ -291,7 +291,7 @@ def test_a_riformer_block_in_an_unknown_net():
     same(Net(), folded, torch.randn(2, 8, 7, 5))
 
 
-def test_norms_of_such_names_behind_the_layers_are_no_idle_ffn():
+def test_norms_of_such_names_after_the_layers_are_no_idle_ffn():
     class Behind(nn.Module):
         def __init__(self):
             super().__init__()

@@ -42,7 +42,7 @@ def measured(tiny):
     return of
 
 
-def test_a_baseline_is_judged_by_where_it_compares(measured):
+def test_a_baseline_is_evaluated_by_where_it_compares(measured):
     path = Path("b.json")
 
     def judged(done, name="m", **settings):
@@ -80,7 +80,7 @@ def test_a_baseline_is_judged_by_where_it_compares(measured):
     assert "none for this model on any machine" in told
 
 
-def test_without_a_yardstick_milliseconds_are_held_against_milliseconds_of_the_same_machine(measured):
+def test_without_a_reference_model_milliseconds_are_compared_on_the_same_machine(measured):
     path = Path("b.json")
     check_baseline(path, "m", measured(beside=""), 0.05, update=True)
     slower = check_baseline(path, "m", measured(1.2, beside=""), 0.05)

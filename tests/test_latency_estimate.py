@@ -64,7 +64,7 @@ def total(proto, limits=LIMITS, batch=4, lowered=None):
 # --- the model: its laws ------------------------------------------------------------------------------
 
 
-def test_a_node_is_counted_as_by_hand():
+def test_the_cost_of_a_node_equals_the_manual_count():
     _, _, (product, gelu) = total(network(depth=1))
     assert (product.flops, product.bytes) == (2 * 4 * 64 * 64, 4 * (64 * 64 + 2 * 4 * 64))
     assert (gelu.flops, gelu.bytes, gelu.low_ms) == (0, 4 * 2 * 4 * 64, 0)
@@ -134,7 +134,7 @@ def test_the_page_of_the_docs_is_that_of_the_result():
     assert (root / "docs/estimate-accuracy.md").read_text() == page(result)
 
 
-def test_torch_stands_beside_onnx_runtime_for_every_method():
+def test_the_page_compares_torch_with_onnx_runtime_for_every_method():
     root = Path(__file__).parents[1]
     result = json.loads((root / "benchmarks/results/pytorch_vs_onnxruntime.json").read_text())
     assert {row["method"] for row in result["rows"]} == {"repavit", "nondeep", "riformer", "pyra", "dwconv"}
@@ -296,7 +296,7 @@ def test_no_gate_no_baseline_and_no_history_takes_an_estimate(tiny, repaconv):
     assert not rc_run().history("x86-64").exists()
 
 
-def test_what_was_measured_stands_beside_the_estimate(tiny, repaconv):
+def test_a_measurement_is_shown_next_to_the_estimate(tiny, repaconv):
     rc.fold(tiny)
     rc.export()
     assert rc.estimate().measured_ms is None

@@ -204,7 +204,7 @@ def test_an_idle_core_that_slows_down_is_no_disturbance():
     assert (verdict(1), verdict(0), verdict()) == ("trusted", "noisy", "noisy")
 
 
-def test_warm_up_goes_on_until_it_rests():
+def test_warm_up_continues_until_latency_is_stable():
     calls = {"a": 0}
 
     def tiring() -> None:
@@ -234,7 +234,7 @@ def opened_differently(
     return samples(10.0), samples(10.0 * slower)
 
 
-def test_an_interval_is_of_openings_not_of_rounds():
+def test_an_interval_is_of_session_loads_not_of_rounds():
     alike = [ratio("a", *_named(opened_differently(10, 50, seed)), seed, session_loads=10) for seed in range(200)]
     assert 180 <= sum(found.low <= 1 <= found.high for found in alike) <= 198
     assert sum(found.verdict == "no difference shown" for found in alike) >= 180
@@ -287,7 +287,7 @@ def test_a_difference_is_found_as_soon_as_before():
     assert np.mean([np.log(each.high / each.low) / 2 for each in found]) < student * 8 / 7
 
 
-def test_a_regression_is_of_the_openings_of_both():
+def test_a_regression_is_of_the_session_loads_of_both():
     def timed(seed: int, slower: float = 1.0, session_loads: int = 10) -> Timed:
         return Timed(*opened_differently(session_loads, 50, seed, slower=1 / slower), session_loads)
 
@@ -301,7 +301,7 @@ def test_a_regression_is_of_the_openings_of_both():
     assert regression(timed(0, 1.5), timed(1, session_loads=1), 0.05).verdict == "failed"
 
 
-def test_openings_that_differ_are_no_drift_and_no_outliers():
+def test_session_loads_that_differ_are_no_drift_and_no_outliers():
     samples = dict(zip("ab", opened_differently(10, 50, 3), strict=True))
     samples["a"][:5] *= 2  # an opening whose memory lies badly
     assert quality(samples, QUIET, compared=None, stable=True, session_loads=10).verdict == "trusted"
@@ -332,7 +332,7 @@ def test_session_loads_that_drift_are_in_an_order_that_chance_gives_in_1_of_100_
     assert sorted(rare) == sorted(one for one in orders if one >= critical_correlation(loads))
 
 
-def test_a_drift_is_told_by_as_many_session_loads_as_there_are():
+def test_a_drift_is_detected_from_as_many_session_loads_as_there_are():
     """A rank correlation of 0.8 occurs by chance in 1 of 3 orders of 4 loads, one of 0.62 in 1 of 300 of 20."""
 
     def drifts(order: Sequence[int]) -> bool:
@@ -358,7 +358,7 @@ def test_few_session_loads_drift_if_their_rounds_do(loads):
     assert sum(drifts(values) for values in random.uniform(1, 3, (1000, 20))) <= 10
 
 
-def test_openings_are_as_many_as_the_rounds_pay_for():
+def test_session_loads_are_as_many_as_the_rounds_allow():
     assert session_load_count(50, round_s=0.002, opening_s=0.1) == 25
     assert session_load_count(50, round_s=0.002, opening_s=0.5) == 10
     assert session_load_count(50, round_s=1.0, opening_s=10.0) == 5
@@ -371,7 +371,7 @@ def test_openings_are_as_many_as_the_rounds_pay_for():
     assert more_rounds(round_s=1.0, opening_s=0.1) == 0
 
 
-def test_each_opening_is_let_go_before_the_next_is_opened():
+def test_each_session_is_released_before_the_next_is_loaded():
     class Model:
         pass
 
@@ -420,7 +420,7 @@ def test_bench_opens_a_model_anew_in_one_measurement(tiny, repaconv, monkeypatch
     assert (kept["rounds"], kept["session_loads"], len(kept["latencies"][0]["samples_ms"])) == (8, 4, 8)
 
 
-def test_what_a_card_clocks_itself_is_what_counts():
+def test_the_time_that_a_gpu_itself_measures_counts():
     entrants = {"card": Entrant(lambda: GpuTimed(lambda: 7.5)), "wall": Entrant(lambda: lambda: 7.5)}
     found = measure(entrants, Protocol(3, warmup_rounds=0))
     assert found.on_gpu
@@ -443,7 +443,7 @@ RESTING = GpuState(sm_mhz=1980, memory_mhz=2619, celsius=41, watts=310.0, reason
         (RESTING._replace(sm_mhz=None, reasons=0x4), "trusted", ""),
     ],
 )
-def test_what_disturbs_a_card_is_named(moment, verdict, told):
+def test_disturbances_of_a_gpu_are_named(moment, verdict, told):
     watched = replace(QUIET, gpu=(RESTING, moment))
     found = quality({"a": np.full(50, 3.0)}, watched, compared=None, stable=True)
     assert found.verdict == verdict
@@ -451,7 +451,7 @@ def test_what_disturbs_a_card_is_named(moment, verdict, told):
     assert RESTING.values()["GPU W"] == 310.0
 
 
-def test_scheduling_is_put_back_and_a_refusal_is_told(monkeypatch):
+def test_scheduling_is_restored_and_a_refusal_is_reported(monkeypatch):
     import os
 
     before = os.sched_getscheduler(0)
@@ -645,7 +645,7 @@ def test_a_profile_of_a_graph_without_names_of_modules_is_by_node(repaconv):
     assert len(re.findall(r"^ \S+ +Conv\S* +\d", out, flags=re.M)) == 2
 
 
-def test_what_has_no_profile_is_told(tiny):
+def test_a_missing_profile_is_reported(tiny):
     pytest.importorskip("openvino", reason="OpenVINO is absent")
     rc.fold(tiny)
     rc.export(target="x86-64-openvino", batch=1)
@@ -688,7 +688,7 @@ def test_a_jetson_tells_of_itself():
         ("processor\t: 0\nmodel name\t: something else\n", None),
     ],
 )
-def test_a_processor_is_known_by_what_its_maker_counts(tmp_path, told, number):
+def test_a_cpu_is_known_by_its_family_and_model_numbers(tmp_path, told, number):
     (tmp_path / "cpuinfo").write_text(told)
     assert cpu_number(tmp_path / "cpuinfo") == number
     assert cpu_number(tmp_path / "gone") is None
@@ -742,7 +742,7 @@ def test_memory_is_the_peak_beyond_what_was_there_before(tmp_path):
     assert held.nbytes == 64 * mib
 
 
-def test_throughput_is_of_streams_beside_one_stream_and_the_training_form(tiny, repaconv):
+def test_throughput_of_streams_is_compared_with_one_stream_and_the_training_form(tiny, repaconv):
     rc.fold(tiny)
     rc.export()
     many = ("bench", "--objective", "throughput", "--rounds", "2", "--threads", "1")

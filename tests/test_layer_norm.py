@@ -111,7 +111,7 @@ def test_what_tf2onnx_writes_in_convnext_has_one_transpose_before_the_linear_lay
 
 
 @pytest.mark.parametrize("name", ["g", "b"])
-def test_an_affine_along_another_axis_than_the_norm_stays_behind_it(name):
+def test_an_affine_along_another_axis_than_the_norm_stays_after_it(name):
     """As many numbers along rows as there are channels."""
     more = {**CHANNELS, name: RANDOM.standard_normal(C)}
     found = kinds(network(of_channels(TORCH), 17, IMAGE, **more), IMAGE)

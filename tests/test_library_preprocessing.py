@@ -72,13 +72,13 @@ def test_what_a_processor_says(kind, said, values):
         ({"resample": "bicubic"}, "resample=bicubic"),
     ],
 )
-def test_what_is_not_done_alike_is_told_and_nothing_is_taken(said, odd):
+def test_different_preprocessing_is_reported_and_nothing_is_used(said, odd):
     found = processor(**{"image_processor_type": "ViTImageProcessor", "size": 8, **said})
     assert odd in "; ".join(found.odd)
     assert made(found, SettingsReader({}), (8, 8)) is None
 
 
-def test_a_processor_of_another_size_than_the_network_is_told():
+def test_a_processor_of_another_size_than_the_network_is_reported():
     assert of_processor(Path(), (8, 8)) == FoundPreprocessing("", {}, [])
     processor(image_processor_type="ViTImageProcessor", size=224)
     assert "where config.json says 8 x 8" in of_processor(Path(), (8, 8)).odd[0]

@@ -196,7 +196,7 @@ def test_what_is_no_whole_adapter_is_refused(change, code):
     assert caught.value.code == code
 
 
-def test_official_and_peft_beside_each_other_keep_their_own_scales():
+def test_official_and_peft_adapters_in_one_file_keep_their_own_scales():
     weights = plain(11)
     official, others = factors(weights, ["blocks.0.attn.qkv"]), factors(weights, ["blocks.1.mlp.fc1"])
     a, b = official["blocks.0.attn.qkv"]

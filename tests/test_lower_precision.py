@@ -366,7 +366,7 @@ def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_fp32_nodes(tmp_path,
     assert broken.links[-1].location.module == "blocks.0.norm1"
 
 
-def test_int8_for_processors_multiplies_by_weights_alone_and_rounds_once():
+def test_int8_for_cpus_multiplies_by_weights_alone_and_rounds_once():
     model = graph("repavit-tiny")[0]
     pieces = [{"input": net("repavit-tiny")[2]}]
     weights = {weight.name for weight in model.graph.initializer}
@@ -397,7 +397,7 @@ def test_int8_leaves_products_by_several_matrices_alone_which_the_runtime_does_n
     assert np.allclose(found, (given @ heads).mean(0) @ matrix, rtol=0.05)
 
 
-def test_weights_are_of_7_bits_where_a_processor_clips_products_of_int8(tiny, tmp_path, monkeypatch):
+def test_weights_have_7_bits_where_int8_products_of_a_cpu_saturate(tiny, tmp_path, monkeypatch):
     for flags, clips in (("avx2", True), ("avx2 avx512f", True), ("avx2 avx_vnni", False), ("avx512_vnni", False)):
         cpuinfo = tmp_path / "cpuinfo"
         cpuinfo.write_text(f"flags : {flags}\n")
@@ -419,7 +419,7 @@ def test_weights_are_of_7_bits_where_a_processor_clips_products_of_int8(tiny, tm
     assert (CLIPPED_NOTE in low.note) == (platform.machine() == "x86_64")
 
 
-def test_int8_for_another_device_is_judged_as_it_is_written():
+def test_int8_for_another_device_is_evaluated_as_it_is_written():
     model, images = graph("repavit-tiny")[0], net("repavit-tiny")[2]
     low = to_int8(model, [{"input": images}], how=Int8(symmetric=True)).SerializeToString()
     found, right = (
@@ -439,7 +439,7 @@ def test_int8_for_a_board_has_zero_points_of_0(tiny):
     assert violations(model, 20, (), ("zero-points",))
 
 
-def test_some_images_calibrate_an_export_and_the_others_judge_it(tiny):
+def test_some_images_calibrate_an_export_and_the_others_evaluate_it(tiny):
     """Images that calibrate are dim, the others bright: a range of the dim ones alone does not hold."""
     rc.fold(tiny)
     images = np.random.default_rng(0).standard_normal((15, 3, 32, 32)).astype(np.float32)
@@ -488,7 +488,7 @@ def test_the_last_line_of_an_export_names_the_link_that_is_not_verified(tiny, re
     assert plain.startswith("passed: opset ")
 
 
-def test_bench_of_a_lower_precision_is_of_that_graph_and_judged_by_its_rule(tiny):
+def test_bench_of_a_lower_precision_is_of_that_graph_and_evaluated_by_its_rule(tiny):
     rc.fold(tiny)
     rc.export()
     rc.export(precision="int8")
@@ -549,7 +549,7 @@ def test_a_group_alone_in_int8_is_the_float32_graph_but_for_it_and_each_has_its_
     assert losses[-1] > 0
 
 
-def test_nncf_writes_int8_that_passes_as_ours_does_and_tells_nobody(tiny, capsys, monkeypatch):
+def test_nncf_writes_int8_that_passes_as_ours_does_and_sends_no_telemetry(tiny, capsys, monkeypatch):
     pytest.importorskip("nncf")
     home = Path("home").absolute()
     monkeypatch.setenv("HOME", str(home))

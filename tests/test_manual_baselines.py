@@ -80,7 +80,7 @@ def test_dwconv(tmp_path):
 
 
 @pytest.mark.parametrize("method", models.METHODS)
-def test_the_trained_nets_by_hand(method):
+def test_manual_baselines_of_the_trained_networks(method):
     """What nothing but the trainer's own code tells, as a stem's stride and gates, is in the hand-made one, too."""
     net = next(net for net in NETS if net.name == f"{method}-digits")
     double = {**net.checkpoint(), "model": in_double(net.checkpoint()["model"])}
@@ -119,10 +119,9 @@ def test_a_slower_row_says_what_its_search_found_of_the_fastest_competitors_runt
         assert f"- {row['net']}: {told}" in docs_page.written([], [row])
 
 
-def test_the_page_of_the_peers_shows_the_result():
-    written = docs_page.written(
-        competing_toolchains.kept(competing_toolchains.RESULT),
-        competing_toolchains.kept(competing_toolchains.ORIGINALS),
+def test_the_page_of_competing_toolchains_shows_the_result():
+    assert (
+        page.written(peers.kept(peers.RESULT), peers.kept(peers.ORIGINALS)) == (ROOT / "docs" / "competing-toolchains.md").read_text()
     )
     assert written == (ROOT / "docs" / "competing-toolchains.md").read_text()
 
@@ -157,7 +156,7 @@ def test_original_networks_have_a_mean_of_all_and_the_slower_ones_by_name():
     assert [line.count("|") for line in text.splitlines() if line.startswith(("| quick", "| slow"))] == [10, 10]
 
 
-def test_who_is_far_behind_in_a_first_look_is_loaded_no_more(tmp_path):
+def test_a_toolchain_that_is_much_slower_at_first_is_not_loaded_again(tmp_path):
     loads = []
 
     def contender(name, seconds):

@@ -135,7 +135,7 @@ def _named(stem):
         ("Drawing", "does not compute the same twice", "network.random"),
     ],
 )
-def test_what_takes_or_gives_something_else_is_told_so(code, kind, told, code_of):
+def test_networks_with_other_inputs_or_outputs_are_refused_with_the_reason(code, kind, told, code_of):
     with pytest.raises((Refused, GateFailed), match=told) as caught:
         rc.fold("c.pth", arch=f"./net.py:{kind}", **code)
     assert caught.value.code == code_of
@@ -291,7 +291,11 @@ def test_weights_that_are_no_numbers_are_named(code, value, told):
     assert caught.value.code == "checkpoint.not-finite"
 
 
-def test_json_text_is_told_so(code):
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
+def test_the_index_of_weights_in_several_files_is_refused_with_the_reason(code, index):
+    Path(index).write_text('{"metadata": {"total_size": 1}, "weight_map": {"stem.weight": "pytorch_model-1.bin"}}')
+    with pytest.raises(Refused, match="the index of weights in several files"):
+        rc.fold(index, arch="./net.py:Net", **code)
     Path("c.json").write_text('{"lr": 1, "model": "pytorch"}')
     with pytest.raises(Refused, match="it is JSON text"):
         rc.fold("c.json", arch="./net.py:Net", **code)

@@ -63,7 +63,7 @@ def test_rounding_next_to_a_number_is_that_along_the_axis_where_numbers_are_smal
 
 
 @pytest.mark.parametrize("scale", [PerImage, PerNeighborhood])
-def test_rounding_is_drawn_again_as_long_as_a_difference_is_not_explained(scale):
+def test_rounding_is_sampled_again_as_long_as_a_difference_is_not_explained(scale):
     def drawn():
         for moved in (1e-7, 1e-4, 1e-3):
             asked.append(moved)

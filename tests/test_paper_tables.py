@@ -53,7 +53,7 @@ def test_a_published_net_of_each_family_is_read(arch):
     assert cost_of(published.deploy, published.input_shape).macs
 
 
-def test_a_count_by_hand():
+def test_counts_equal_manual_counts():
     """C = 192, 12 blocks, 197 tokens: qkv, proj, idle, and fc1 and fc2 on A = 2C; 196 patches; the head."""
     tiny = REPAVIT.published("deit-tiny/0.50")
     cost = cost_of(tiny.deploy, tiny.input_shape)

@@ -47,7 +47,7 @@ def test_a_block_of_repvgg_by_both_exporters():
 
 @pytest.mark.parametrize("operators", [("Mul", "Add"), ("Add", "Mul"), ("Mul",), ("Div", "Sub"), ("Sub",)])
 @pytest.mark.parametrize("shape", [(4, 1, 1), (1,)], ids=["a number per channel", "one number"])
-def test_a_norm_beside_convolutions_that_an_exporter_wrote_as_scale_and_shift(operators, shape):
+def test_a_norm_parallel_to_convolutions_that_an_exporter_wrote_as_scale_and_shift(operators, shape):
     """As Keras does in RepVGG."""
     graph = net()
     wide, one = (conv(graph, "x", 4, (k, k), pads=[k // 2] * 4) for k in (3, 1))
@@ -58,20 +58,20 @@ def test_a_norm_beside_convolutions_that_an_exporter_wrote_as_scale_and_shift(op
     assert joined(graph, graph("Relu", whole)) == (["Conv", "Relu"], 4 * 4 * 9 + 4)
 
 
-def test_a_scale_beside_a_convolution_that_something_else_reads_stays():
+def test_a_scale_parallel_to_a_convolution_that_something_else_reads_stays():
     graph = net()
     scaled = graph("Mul", "x", R.random((4, 1, 1)))
     whole = graph("Add", conv(graph, "x", 4, (3, 3), pads=[1] * 4), scaled)
     assert joined(graph, whole, graph("Relu", scaled))[0] == ["Add", "Conv", "Mul", "Relu"]
 
 
-def test_a_constant_minus_an_image_beside_a_convolution_is_one_with_it():
+def test_a_constant_minus_an_image_parallel_to_a_convolution_is_one_with_it():
     graph = net()
     whole = graph("Add", graph("Sub", R.standard_normal((4, 1, 1)), "x"), conv(graph, "x", 4, (3, 3), pads=[1] * 4))
     assert joined(graph, whole) == (["Conv"], 4 * 4 * 9 + 4)
 
 
-def test_depthwise_branches_of_mobileone_with_one_norm_behind_all():
+def test_depthwise_branches_of_mobileone_with_one_norm_after_all():
     graph = net()
     branches = [conv(graph, "x", 4, (k, k), groups=4, pads=[k // 2] * 4) for k in (3, 3, 1, 5)]
     whole = "x"

@@ -74,7 +74,7 @@ def test_what_a_runtime_makes_otherwise_is_no_rounding(tmp_path, monkeypatch):
     assert rc.verify().links[-1].verdict == "not verified"
 
 
-def test_what_cures_is_taken_back_for_no_harm():
+def test_a_rewrite_that_corrects_the_runtime_is_not_reverted():
     model = padded(20)
     refold = partial(folded, Path("given.onnx"), model)
     smaller, changes, _ = refold(())

@@ -99,7 +99,7 @@ def test_a_guessed_image_size_is_said_and_so_is_one_that_is_known(repaconv, tiny
 
 
 @DOORS
-def test_all_doors_make_images_alike(door):
+def test_every_kind_of_source_makes_the_same_images(door):
     done = door(**MADE)
     (size,) = (fact for fact in done.facts if fact.name == "image_size")
     assert (done.image_size, size.assumed) == ((SIZE, SIZE), False)
@@ -224,7 +224,7 @@ def test_lossy_links_look_at_classes_where_something_says_that_there_are_some():
     assert rc.export(precision="int8", inputs="bare.npz").links[-1].metrics.top1_agreement is not None
 
 
-def test_the_tuner_takes_a_classifier_of_the_users_own_and_says_so(monkeypatch):
+def test_the_tuner_takes_a_classifier_of_the_users_own_and_reports_it(monkeypatch):
     np.savez("bare.npz", input=np.random.default_rng(0).standard_normal((32, 3, SIZE, SIZE)).astype(np.float32))
     by_onnx(classes="0")
     with pytest.raises(UsageProblem, match="measured by top-1 predictions"):

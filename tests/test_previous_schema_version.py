@@ -31,7 +31,7 @@ def stored(tmp_path):
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_every_stage_goes_on_from_a_run_of_the_previous_schema(run, stored, repaconv):
+def test_every_stage_continues_from_a_run_of_the_previous_schema(run, stored, repaconv):
     before = {path: json.loads(path.read_text()) for path in Path(run).rglob("*.json")}
     assert {each["schema_version"] for each in before.values()} == {PREVIOUS["schema_version"]}
     for typed in (["verify", run], ["report", run, "--format", "markdown"], ["export", run]):

@@ -78,7 +78,7 @@ def test_a_parameter_is_read_off_the_declared_shapes(name):
     assert rc.verify().verdict == "passed"
 
 
-def test_strings_are_drawn_from_those_that_the_graph_knows():
+def test_random_strings_are_those_that_the_graph_knows():
     named = {"keys_strings": ["cat", "dog"], "values_floats": [3.0, -2.0], "default_float": 0.0}
     encoder = helper.make_node("LabelEncoder", ["names"], ["codes"], domain="ai.onnx.ml", **named)
     write([encoder, node("Mul", "n codes")], {"names": (TEXT, ["N", 1, 1, 1])}, {"y": (F, ["N", 4, 8, 8])})

@@ -156,7 +156,7 @@ def test_heads_whose_softmax_is_over_the_queries_keep_their_biases():
     assert same(onnx.shape_inference.infer_shapes(model))
 
 
-def test_heads_over_tokens_of_a_free_size():
+def test_heads_over_tokens_of_a_dynamic_size():
     model = onnx.ModelProto()
     model.CopyFrom(net("nondeep", 0))
     del model.graph.value_info[:]

@@ -151,7 +151,7 @@ def test_nothing_runs_without_need_and_everything_with_need(edits):
             made |= {n: world.ingredients(n) for n in ran if n != fail}
 
 
-def test_what_is_left_is_foretold_only_by_what_it_took_before(tmp_path, monkeypatch):
+def test_the_preview_follows_only_from_what_steps_took_before(tmp_path, monkeypatch):
     """A step that never ran here may take any time; how fast the machine is now counts, too."""
     clock, told = [0.0], {}
     monkeypatch.setattr(walking.time, "monotonic", lambda: clock[0])
@@ -206,7 +206,7 @@ def test_what_was_just_written_is_read_again(tmp_path):
     assert known.seen == {}
 
 
-def test_a_step_reads_what_lies_beside_what_is_named(tmp_path):
+def test_a_step_reads_files_next_to_the_named_ones(tmp_path):
     """Weights of a graph, an adapter's configuration, the code that a network's own file may import."""
     tensor = helper.make_tensor("w", TensorProto.FLOAT, [256], np.zeros(256, np.float32).tobytes(), raw=True)
     value = helper.make_tensor_value_info("y", TensorProto.FLOAT, [256])

@@ -69,7 +69,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("text", "remedy"), BROKEN)
-def test_what_is_wrong_is_told_with_its_line_its_column_and_a_remedy(text, remedy, tmp_path):
+def test_errors_are_reported_with_line_column_and_remedy(text, remedy, tmp_path):
     before, _, after = text.partition("^")
     path = tmp_path / "r.toml"
     path.write_text(before + after)
@@ -110,7 +110,7 @@ def test_a_path_that_is_no_valid_file_name_is_missing_or_refused(name, tmp_path)
     assert {*tmp_path.iterdir()} == {path, tmp_path / "c"}
 
 
-def test_all_faults_are_told_at_once(tmp_path):
+def test_all_errors_are_reported_at_once(tmp_path):
     path = tmp_path / "r.toml"
     path.write_text(
         'chekpoint = "c"\n[verify]\ncount = 0\nimage = "v"\n[export]\nprecisions = ["fp61"]\n[bench]\nround = 3\n'
@@ -120,7 +120,7 @@ def test_all_faults_are_told_at_once(tmp_path):
     assert [check.line for check in run(path).checks] == [1, 2, 4, 5, 7]
 
 
-def test_faults_of_every_kind_are_told_at_once(tmp_path):
+def test_errors_of_every_kind_are_reported_at_once(tmp_path):
     """A key that there is not, a value that is none, a key that does nothing, files and names that are not there."""
     path = tmp_path / "r.toml"
     path.write_text(

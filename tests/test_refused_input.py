@@ -62,7 +62,7 @@ def test_a_kernel_shape_that_is_not_the_weights_is_named(kernel):
     assert "inputs" not in refused.value.hint
 
 
-def test_weights_in_a_file_without_a_name_are_told_so():
+def test_weights_in_a_file_without_a_name_are_refused_with_the_reason():
     model = convolution()
     weight = model.graph.initializer[0]
     weight.ClearField("raw_data")
@@ -87,7 +87,7 @@ def test_a_recurrent_layer_costs_the_same_in_both_layouts(layout, shape):
     assert known_macs_of_file(onnx.shape_inference.infer_shapes(model)) == 7 * 2 * 4 * 5 * (4 + 5)
 
 
-def test_a_misspelled_package_of_an_architecture_is_told_the_nearest(tiny):
+def test_the_message_for_a_misspelled_package_of_an_architecture_has_the_nearest(tiny):
     with pytest.raises(UsageProblem, match="timn is neither a package") as refused:
         rc.fold(tiny, arch="timn:resnet50")
     assert "Did you mean timm:resnet50?" in refused.value.hint
@@ -111,7 +111,7 @@ def test_a_head_without_its_weight_is_said_to_be_incomplete(tmp_path):
     assert "The file lacks head.weight" in refused.value.hint
 
 
-def test_a_path_within_a_file_and_a_folder_of_checkpoints_are_told_what_to_give(tiny, tmp_path, monkeypatch):
+def test_a_path_within_a_file_and_a_folder_of_checkpoints_are_refused_with_what_to_give(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     copyfile(tiny, "folder/net.pth")
@@ -331,7 +331,7 @@ def negative(net: Small) -> torch.nn.Module:
         (lambda net: torch.nn.ModuleList([net]), "live.forward", "has no forward", "each of its parts"),
     ],
 )
-def test_a_module_that_gives_no_numbers_is_told_why(change, code, message, hint, example):
+def test_a_module_that_gives_no_numbers_is_refused_with_the_reason(change, code, message, hint, example):
     with pytest.raises(Refused) as refused:
         rc.fold(change(Small()), example=example)
     assert refused.value.code == code
@@ -469,7 +469,7 @@ def test_a_recipe_may_begin_with_a_byte_order_mark(tiny):
         ("resnet18.a1_in1k", "torchvision is not installed."),
     ],
 )
-def test_a_misspelled_architecture_of_a_missing_package_is_told_the_nearest(name, told, tiny, monkeypatch):
+def test_the_message_for_a_misspelled_architecture_of_a_missing_package_has_the_nearest(name, told, tiny, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)  # an import of it now fails
     with pytest.raises(EnvironmentProblem) as missing:
         rc.fold(tiny, arch=f"torchvision:{name}")
@@ -505,7 +505,7 @@ def test_what_the_code_of_arch_prints_is_no_part_of_the_result(repaconv, tmp_pat
     assert (code, json.loads(out)["status"], "hello" in err) == (0, "ok", True)
 
 
-def test_a_function_of_arch_that_is_misspelled_or_left_out_is_told(tiny, tmp_path, monkeypatch):
+def test_a_function_of_arch_that_is_misspelled_or_left_out_is_reported(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(OWN_CODE)
     with pytest.raises(UsageProblem, match="has no function build2") as refused:

@@ -300,7 +300,7 @@ def test_views_become_as_few_as_have_no_more_axes_than_tensorrt_takes(times, tra
 # --- A concatenation of parts of one value.
 
 
-def test_parts_that_a_concatenation_joins_again_leave_one_convolution_behind_it():
+def test_parts_that_a_concatenation_joins_again_leave_one_convolution_after_it():
     half, whole = normal(3, 4, 1, 1), normal(5, 11, 1, 1)
     rows = [("Relu", "x", "h"), ("Split", "h", "a b", {"axis": 1, "num_outputs": 2}), ("Conv", "b v", "c")]
     rows += [("Sigmoid", "c", "d"), ("Concat", "a b d", "e", {"axis": 1}), ("Conv", "e w", "f"), ("Tanh", "f", "y")]

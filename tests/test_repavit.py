@@ -260,7 +260,7 @@ def test_the_residual_test_finds_a(active):
     assert test.active == active
 
 
-def test_a_wrong_claim_is_refused_wherever_it_stands():
+def test_a_wrong_claim_is_refused_wherever_it_is():
     weights = METHOD.example("tiny", seed=11)
     for settings, beside in (
         ({**HEADS, "idle_ratio": "0.5"}, {}),

@@ -361,7 +361,7 @@ def test_links_of_other_variants_are_counted_and_folded_away(whole):
 # --- several runs ---------------------------------------------------------------------------------------
 
 
-def test_a_model_card_has_proof_and_provenance_and_leaves_the_license(repaconv, tiny):
+def test_a_model_card_has_verification_and_provenance_and_leaves_the_license(repaconv, tiny):
     rc.fold(tiny, out="one")
     rc.verify("one")
     code, out, _ = repaconv("report", "one", "--format", "card")
@@ -378,7 +378,7 @@ def test_a_model_card_has_proof_and_provenance_and_leaves_the_license(repaconv, 
     assert repaconv("report", "one", "--format", "card")[0] == 2
 
 
-def test_several_runs_stand_beside_each_other(repaconv, tiny):
+def test_several_runs_are_shown_next_to_each_other(repaconv, tiny):
     images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
     np.savez("labelled.npz", input=images, labels=np.arange(4) % 5)
     for name in ("one", "two"):

@@ -112,7 +112,7 @@ def test_the_wrong_norm_fails_against_the_recorded_output():
     assert [link.name for link in verified.links if link.verdict == "failed"] == ["recorded"]
 
 
-def test_a_setting_against_the_file_says_so():
+def test_a_setting_against_the_file_is_reported():
     weights = METHOD.example(TINY, seed=7)
     text = "model = dict(backbone=dict(type='RIFormer', norm_cfg=dict(type='GN', num_groups=1, eps=1e-6)))"
     folded = rc.fold(save(weights, meta={"cfg": text}), settings={"eps": "1e-4"}, force=True)

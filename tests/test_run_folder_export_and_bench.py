@@ -275,7 +275,7 @@ def test_what_is_no_number_is_json_all_the_same_and_reads_back(tmp_path, capfd):
     assert np.isnan(read_artefact(path, Link).metrics.max_abs_error)
 
 
-def test_a_run_behind_a_symbolic_link_finds_what_it_wrote_outside(tiny, tmp_path):
+def test_a_run_reached_by_a_symbolic_link_finds_what_it_wrote_outside(tiny, tmp_path):
     (tmp_path / "disk" / "deep" / "run").mkdir(parents=True)
     (tmp_path / "run").symlink_to(tmp_path / "disk" / "deep" / "run")
     rc.fold(tiny, out="run")

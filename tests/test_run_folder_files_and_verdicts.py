@@ -45,7 +45,7 @@ def test_a_variants_name_says_what_is_unusual_and_no_two_share_one():
             parse(text.replace('name = "x86-64"', f'name = "{name}"'), "mine.toml")
 
 
-def test_exports_lie_beside_each_other_and_a_stage_takes_its_own(tiny):
+def test_a_run_has_several_exports_and_a_stage_takes_its_own(tiny):
     rc.fold(tiny)
     plain, board = rc.export(), rc.export(target="jetson-nano")
     assert (plain.payload.path, board.payload.path) == ("model.onnx", "model.jetson-nano.onnx")

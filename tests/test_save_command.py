@@ -42,7 +42,7 @@ def stirred(module: nn.Module) -> nn.Module:
     return module.eval().requires_grad_(False)
 
 
-def test_a_folded_network_stands_in_its_own_architecture():
+def test_a_folded_network_fits_its_original_architecture():
     net, images = stirred(Net()).double(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
     right = net(images)
     folded, _ = fold_parts(net, "auto", images)
@@ -146,7 +146,7 @@ def test_the_vision_tower_of_a_model_of_images_and_text_is_offered_and_folded(re
 
 
 @pytest.mark.slow
-def test_a_network_of_transformers_without_its_configuration_is_told_to_have_the_default_one(repaconv):
+def test_a_network_of_transformers_without_its_configuration_is_reported_to_have_the_default_one(repaconv):
     transformers = library("transformers")
     stirred(transformers.SegformerModel(transformers.SegformerConfig())).save_pretrained("net")
     arch = ("--arch", "transformers:SegformerModel", "--set", "image_size=64", "--no-measure")

@@ -153,7 +153,7 @@ STAYS = {
 
 
 @pytest.mark.parametrize("case", STAYS)
-def test_a_number_stays_behind_the_product_of(case):
+def test_a_number_stays_after_the_product_of(case):
     given = {"scaled": SCALED, "layers": LAYERS, "more": [], "outputs": ("y",), "numbers": {}} | STAYS[case]
     rows = [START, *given["layers"], *HEADS, SCORES, *given["more"], given["scaled"], *END]
     found = kinds(*rows, outputs=given["outputs"], **given["numbers"])

@@ -308,7 +308,7 @@ def test_a_converted_network_without_tokens_exports(repaconv):
     assert repaconv("export", "--onnx")[0] == 0
 
 
-def test_a_budget_chooses_and_is_judged(vit):
+def test_a_budget_chooses_and_is_evaluated(vit):
     done = rc.convert(vit, **asked(max_disagreement=0.6))
     assert [tried.within for tried in done.tried[:1]] == [True]
     assert len(done.tried[0].blocks) == 1
@@ -499,7 +499,7 @@ def test_twins_merge_without_loss(tmp_path, tokens, pool):
     assert {link.name: link.verdict for link in rc.verify().links}["fold"] == "passed"
 
 
-def test_tokens_merge_behind_what_was_replaced(vit):
+def test_tokens_merge_after_replaced_blocks(vit):
     """Both at once are PYRA's merging on the network whose first block was converted, and the file says so itself."""
     from repaconv.checkpoints import read_checkpoint
     from repaconv.methods.dwconv.checkpoint_reading import read
@@ -614,7 +614,7 @@ BEHIND = {
 
 
 @pytest.mark.parametrize("blocks", BEHIND)
-def test_a_convolution_behind_merged_tokens_is_refused(vit, blocks):
+def test_a_convolution_after_merged_tokens_is_refused(vit, blocks):
     torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "cls.pth")
     with pytest.raises(UsageProblem) as refused:
         rc.convert("cls.pth", **asked(blocks=blocks, schedule=BEHIND[blocks]))

@@ -77,7 +77,7 @@ def without_losses(model: onnx.ModelProto, speed: Callable[[onnx.ModelProto], fl
     return revert_harmful(Kept(Evaluated(smaller), changes), given, refold, evaluate)
 
 
-def test_what_makes_it_slower_goes_and_the_rest_stays(normed):
+def test_what_makes_it_slower_is_reverted_and_the_rest_stays(normed):
     found = without_losses(normed, lambda model: 1.1 if "BatchNormalization" in operators(model) else 0.9)
     assert found.reverts.names == ("convolution",)
     assert found.reverts.messages == (
@@ -88,13 +88,13 @@ def test_what_makes_it_slower_goes_and_the_rest_stays(normed):
 
 
 @pytest.mark.parametrize("times", [0.99, 1.0, 2.0])
-def test_no_clear_loss_takes_nothing_back(normed, times):
+def test_an_unclear_loss_reverts_nothing(normed, times):
     found = without_losses(normed, lambda model: times)
     assert operators(found.graph.model) == ["Conv", "Relu", "MatMul"]
     assert not found.reverts.names
 
 
-def test_where_everything_loses_the_graph_as_given_is_left(normed):
+def test_where_everything_is_slower_the_original_graph_remains(normed):
     found = without_losses(normed, lambda model: 0.5)
     assert set(found.reverts.names) == {"convolution", "affine"}
     assert found.graph.model is normed

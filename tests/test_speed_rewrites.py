@@ -965,7 +965,7 @@ def sliced(*inputs):
     return graph.model(graph("Sigmoid", graph("Slice", graph("Relu", "x"), *inputs)))
 
 
-def test_a_slice_is_read_as_it_stands():
+def test_a_slice_is_read_as_it_is():
     ends = [np.array([99, 1, 99]), np.array([2**63 - 1, 1, 2**31 - 1])]
     for end in ends:  # no axes, but steps: they are no axes
         assert not in_order(sliced(np.zeros(3, int), end, "", np.ones(3, int)))
@@ -995,7 +995,7 @@ def two_sums(first, second):
     return graph.model(linear(graph, graph("Add", total, parts[0]), np.ones((2, 2)), np.ones(2)), total)
 
 
-def test_a_free_size_is_no_other():
+def test_a_dynamic_dimension_equals_no_other():
     names = ("concat-linear", "accumulate", "bias-forward", "rows-throughout")
     for shapes in ((["n", 2, 3], ["m", 2, 3]), ([None, 2, 3], ["m", 2, 3]), (["n", 2, 3], [None, 2, 3])):
         model = two_sums(*shapes)
@@ -1011,7 +1011,7 @@ def test_a_free_size_is_no_other():
         assert made[0].graph.input == model.graph.input
 
 
-def test_sizes_that_tools_number_are_believed_by_nobody():
+def test_dimension_names_that_tools_number_are_not_relied_on():
     """Two graphs, each with its own unk__0, put together."""
     random, graph = np.random.default_rng(0), Graph(x=[3])
     chosen = [graph("Compress", "x", graph("Greater", "s", np.array(n)), axis=0) for n in (-9.0, 0.0)]

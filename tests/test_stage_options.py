@@ -38,7 +38,7 @@ from repaconv.stages.verify.options import VerifyOptions
         (FoldOptions, "settings", ["mean=1,2,3"], {"mean": "1,2,3"}),
     ],
 )
-def test_what_is_read_is_told_in_words_that_are_read_the_same(order, name, text, value):
+def test_parsed_options_are_printed_in_words_that_parse_to_the_same(order, name, text, value):
     (asked,) = [each for each in options_of(order) if each.name == name]
     assert asked.read(text) == value
     if value is not None:

@@ -215,7 +215,7 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["always", "viewed"])
-def test_a_scale_behind_a_layer_folds_where_the_forward_multiplies_in_any_case(how):
+def test_a_scale_after_a_layer_folds_where_the_forward_multiplies_in_any_case(how):
     model = nn.Sequential(Scaled(how), Scaled(how)).double()
     folded = rc.fold(model)
     assert [row.split(",")[0] for row in told(folded)] == ["0: 0.beta -> 0.conv", "1: 1.beta -> 1.conv"]
@@ -264,7 +264,7 @@ def plain_net():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(4), nn.Dropout(0.1), nn.Conv2d(4, 2, 1)).eval()
 
 
-def test_where_nothing_folds_all_doors_say_so_in_the_same_words(repaconv):
+def test_where_nothing_folds_every_kind_of_source_reports_it_in_the_same_words(repaconv):
     torch.manual_seed(0)
     model = plain_net()
     assert unfolded(model) == ()
@@ -285,7 +285,7 @@ def test_where_nothing_folds_all_doors_say_so_in_the_same_words(repaconv):
         assert parse_json(Path(name, "fold.json").read_text())["changes"] == []
 
 
-def test_a_norm_that_stays_has_the_same_reason_at_all_doors(repaconv):
+def test_a_norm_that_stays_has_the_same_reason_for_every_kind_of_source(repaconv):
     """A BatchNorm between an activation and a padded convolution, of more channels than pixels have."""
     torch.manual_seed(0)
     model = trained(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3, padding=1), nn.ReLU()))
@@ -479,7 +479,7 @@ def test_an_adapter_of_any_name_goes_into_its_layer():
     same(model, folded, torch.randn(3, 5, 8))
 
 
-def test_a_norm_before_a_padded_convolution_stays_and_is_told():
+def test_a_norm_before_a_padded_convolution_stays_and_is_reported():
     model = trained(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)))
     folded = rc.fold(model)
     assert told(folded) == ["3: 3 -> 2"]

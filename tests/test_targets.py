@@ -60,7 +60,7 @@ def test_every_target_says_what_it_is_and_where_that_is_from():
     assert load_target("orin-nano").compute_capability == load_target("orin-nano@jp7.2").compute_capability == "8.7"
 
 
-def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch):
+def test_the_default_preset_is_that_of_the_cpu_level(tmp_path, monkeypatch):
     cpuinfo = tmp_path / "cpuinfo"
     monkeypatch.setattr(cpu_isa_level.platform, "machine", lambda: "x86_64")
     for flags, named in (
@@ -85,7 +85,7 @@ def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_is_exported_on_a_family_that_nobody_measured_says_so(monkeypatch, tiny):
+def test_an_export_on_an_unmeasured_cpu_level_reports_it(monkeypatch, tiny):
     rc.fold(tiny)
     for module in (stage, cpu_isa_level):
         monkeypatch.setattr(module, "isa_level", lambda _architecture: "avx-vnni")

@@ -158,7 +158,7 @@ def test_a_loss_against_few_labels_is_no_failure():
         assert (link.verdict, link.task.accuracy.low > 0.02) == (verdict, True)
 
 
-def test_precision_recall_and_average_precision_by_hand():
+def test_precision_recall_and_average_precision_equal_manual_values():
     task, right = Detection(NetworkFacts(classes=3, size=SIZE)), in_layout("torchvision")
     assert compared(task, right, right) == {"precision": 1, "recall": 1, "F1": 1, "mAP50-95": 1}
     lost = in_layout("torchvision", BOXES[:2], SCORES[:2], CLASSES[:2])
@@ -225,7 +225,7 @@ def test_nms_keeps_the_best_box_of_each_class():
 # --- Other tasks
 
 
-def test_pixel_agreement_and_mean_iou_by_hand():
+def test_pixel_agreement_and_mean_iou_equal_manual_values():
     truth = np.zeros((1, 4, 4), int)
     truth[0, :2] = 1
     truth[0, 0, 0] = 255
@@ -250,7 +250,7 @@ def test_segmentation_reads_scores_of_classes_and_of_one_class():
         Segmentation(ABOUT).read({"logits": scores[:, :, 0, 0]})
 
 
-def test_psnr_ssim_and_relative_depth_by_hand():
+def test_psnr_ssim_and_relative_depth_equal_manual_values():
     chance = np.random.default_rng(0)
     image = chance.random((1, 3, 32, 32))
     task = Restoration(ABOUT)

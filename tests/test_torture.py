@@ -196,7 +196,7 @@ def test_names_of_a_file_are_letters_on_a_terminal(capsys, kind):
     assert ":bug:" in said
 
 
-def test_what_goes_on_is_letters_on_a_terminal(capsys):
+def test_progress_text_is_printed_without_control_characters(capsys):
     terminal.print_message(terminal_escape_records.HOSTILE)
     with text_and_json_output.progress(quiet=False) as told:
         told(terminal_escape_records.HOSTILE, 0, 0)
@@ -483,7 +483,7 @@ repaconv.fold("net.onnx", out="run", measure=False)
 """
 
 
-def test_a_mutant_is_caught_by_the_chain_as_it_runs_for_everybody(tmp_path):
+def test_a_mutant_is_found_by_the_verification_of_every_user(tmp_path):
     onnx.save(square(), tmp_path / "net.onnx")
     paths = os.pathsep.join(map(str, (code_mutants.HOUSE.parent, Path(__file__).parent)))
     ran = subprocess.run(

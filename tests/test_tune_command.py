@@ -470,7 +470,7 @@ def test_what_does_not_run_on_a_worker_is_left_with_the_reason():
     assert any(row.ratio for row in done.candidates)
 
 
-def test_a_search_that_is_broken_off_goes_on_where_it_was():
+def test_an_interrupted_search_resumes():
     ckpt, seen = saved("first.pth", 1), []
 
     def breaks(reference, others, rounds, **_):
@@ -488,7 +488,7 @@ def test_a_search_that_is_broken_off_goes_on_where_it_was():
     assert [rounds for rounds, _ in seen] == [FIRST, MIDDLE, 50]
 
 
-def test_an_exhaustive_search_goes_on_for_its_time_whenever_it_is_asked():
+def test_an_exhaustive_search_continues_for_its_time_at_each_call():
     seen: list[str] = []
 
     def counts(_reference, others, rounds, **_):
@@ -514,7 +514,7 @@ def test_graphs_make_way_for_others_and_are_written_again(tmp_path, monkeypatch)
     assert paths[0] == paths[2]
 
 
-def test_a_search_that_was_broken_off_is_no_form():
+def test_an_interrupted_search_is_no_preset():
     def breaks(*_, **__):
         if seen:
             raise KeyboardInterrupt
@@ -609,7 +609,7 @@ def test_what_the_budget_does_not_allow_is_left(monkeypatch):
     assert not any(row.ratio for row in done.candidates)
 
 
-def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allowed(repaconv):
+def test_lower_precision_is_lossy_evaluated_on_images_and_kept_within_what_is_allowed(repaconv):
     ckpt = saved("first.pth", 1)
     code, _, err = repaconv("tune", ckpt, *HEADS, "--max-disagreement", "0.5%")
     assert code == 2
@@ -775,7 +775,7 @@ def test_int8_with_sensitive_layers_in_float32_is_found_and_exported_as_it_was(r
 
 
 @pytest.mark.parametrize("classes", [1, 5])
-def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_it(classes, monkeypatch):
+def test_a_lower_precision_is_evaluated_as_a_link_on_images_that_did_not_calibrate_it(classes, monkeypatch):
     """With one class the first one agrees whatever comes out, NaN too."""
     tiny = METHOD.example(dataclasses.replace(TINY, classes=classes), seed=3)
     torch.save({"state_dict": tiny, "args": {"img_size": 32}}, "tiny.pth")
@@ -1134,7 +1134,7 @@ def test_what_is_lossy_on_another_runtime_is_exported_built_measured_and_gated(r
     assert any(check.stage == "bench" for check in checks)
 
 
-def test_a_runtime_that_is_not_here_is_left_out_and_one_that_nobody_knows_refused(repaconv, tiny, monkeypatch):
+def test_a_runtime_that_is_not_here_is_left_out_and_an_unknown_one_refused(repaconv, tiny, monkeypatch):
     monkeypatch.setattr(stage.LocalMeasurement, "__call__", equal_here)
     package.fold(tiny)
 
@@ -1175,7 +1175,7 @@ def test_int8_of_another_quantizer_is_tried_where_it_is_worth_it_and_exported_as
     assert without.skipped == (f"nncf: {told}", f"nncf-symmetric: {told}")
 
 
-def test_throughput_tries_a_stream_for_every_core_and_larger_batches_beside_one_call_on_all_of_them():
+def test_throughput_tries_a_stream_for_every_core_and_larger_batches_against_one_call_on_all_of_them():
     device = load_target("x86-64")
     machine = Runtimes((device, load_target("cpu-torch")), {}, ())
     found = dict(initial_trials(machine, Workload("throughput", 4, 1, True), lossy=False, here=False))

@@ -93,7 +93,7 @@ def test_the_time_to_quantize_for_one_runtime_is_not_that_for_another():
     assert costs.seconds([lowered], 6) - costs.seconds([lowered], 6, written=True) < 100
 
 
-def test_what_is_measured_in_more_rounds_than_are_asked_for_says_so(tmp_path):
+def test_a_measurement_of_more_rounds_than_asked_for_is_reported(tmp_path):
     net = recorded()[0]
     simulation, base = Simulation(net, 0), net.trials()[0].start
     other = base.model_copy(update={"rewrites": ("other-0",)})

@@ -111,7 +111,7 @@ def rows_of_products(model: onnx.ModelProto, weight: tuple[int, int]) -> list[in
         ("sdpa", False, 18, False),
     ],
 )
-def test_one_token_behind_the_last_attention(way, dynamo, opset, free):
+def test_one_token_after_the_last_attention(way, dynamo, opset, free):
     torch.manual_seed(1)
     model = to_float64(exported(Net(way, "norm first"), (2, 7, 12), dynamo=dynamo, opset=opset, free=free))
     after, changes = rewritten(model, [READ_TOKENS])

@@ -51,7 +51,7 @@ def test_weights_from_outside_the_folder_are_refused(place, tmp_path, repaconv):
     assert "caution" in out
 
 
-def test_weights_beside_the_graph_are_taken(tmp_path):
+def test_weights_next_to_the_graph_are_used(tmp_path):
     (tmp_path / "w.bin").write_bytes(2 * np.ones((3, 2), dtype=np.float32).tobytes() * 2)
     path = tmp_path / "model.onnx"
     path.write_bytes(graph_with_weights_in("w.bin").SerializeToString())
@@ -64,7 +64,7 @@ def test_weights_beside_the_graph_are_taken(tmp_path):
             stage(path)
 
 
-def test_weights_beside_the_graph_that_are_cut_off_are_to_be_copied_again(tmp_path):
+def test_weights_next_to_the_graph_that_are_cut_off_are_to_be_copied_again(tmp_path):
     model, path = graph_with_weights_in("m.data"), tmp_path / "net.onnx"
     model.graph.initializer[0].external_data.add(key="length", value="24")
     path.write_bytes(model.SerializeToString())
@@ -93,7 +93,7 @@ def test_a_recipe_is_made_of_what_can_be_read(tmp_path, repaconv):
     assert [path.name for path in tmp_path.iterdir()] == ["net.onnx"]
 
 
-def test_of_a_result_that_is_damaged_the_first_fault_is_told(tmp_path, repaconv):
+def test_the_first_fault_of_a_damaged_result_is_reported(tmp_path, repaconv):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "fold.json").write_text("{}")
     code, _, said = repaconv("report", "run")
@@ -149,7 +149,7 @@ def test_an_input_without_a_shape_is_named(stage):
         (None, "is a folder", "path of the .onnx file"),
     ],
 )
-def test_what_is_no_graph_is_told_with_what_to_do(content, message, hint, tmp_path):
+def test_what_is_no_graph_is_refused_with_what_to_do(content, message, hint, tmp_path):
     path = tmp_path / "net.onnx"
     if content is None:
         path.mkdir()
@@ -202,7 +202,7 @@ def test_nodes_in_a_circle_are_no_graph(tmp_path):
             stage(tmp_path / "net.onnx")
 
 
-def test_the_reason_of_an_error_of_onnx_runtime_is_told_without_the_place_in_its_source():
+def test_the_reason_of_an_error_of_onnx_runtime_is_reported_without_the_place_in_its_source():
     said = (
         "[ONNXRuntimeError] : 1 : FAIL : Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/helper.h:47 "
         "void onnxruntime::Helper::Helper(const std::map<std::string<char>, int>&, bool) const the sizes (3, 4) differ."
@@ -243,7 +243,7 @@ def test_what_a_graph_says_of_itself(tiny, repaconv):
 
 
 @RTX
-def test_an_engine_is_told_by_its_bytes_and_not_loaded(tiny):
+def test_an_engine_is_recognized_by_its_bytes_and_not_loaded(tiny):
     rc.fold(tiny)
     rc.export(target="rtx-40", image_size=32)
     rc.build(target="rtx-40")

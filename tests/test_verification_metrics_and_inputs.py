@@ -38,7 +38,7 @@ def measure(candidate, reference, *, logits):
     return meter.metrics()
 
 
-def test_metrics_by_hand():
+def test_metrics_equal_manual_values():
     reference = np.array([[1.0, 2.0, 4.0], [3.0, 2.9, 0.0]])
     candidate = reference + np.array([[0, 0, 0.1], [-0.2, 0, 0]])
     found = measure(candidate, reference, logits=True)
@@ -89,7 +89,7 @@ def test_an_axis_of_another_size_in_another_batch_is_not_one_of_classes():
     assert (found.top1_agreement, found.kl_divergence, found.top1_flips) == (None, None, 0)
 
 
-def test_a_flip_inside_the_noise_is_told_from_one_that_matters():
+def test_a_flip_within_the_noise_is_distinguished_from_one_that_matters():
     reference = np.array([[1.0, 0.999999, 0.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.2]])
     close, far = reference.copy(), reference.copy()
     close[0, 1] = 1.0000005
@@ -344,7 +344,7 @@ def save_image(path, seed=0, size=(12, 10), mode="RGB"):
     Image.fromarray(pixels).convert(mode).save(path)
 
 
-def test_preprocessing_by_hand(tmp_path):
+def test_preprocessing_equals_manual_values(tmp_path):
     pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
     Image.fromarray(pixels).save(tmp_path / "exact.png")
     assert (read_image(tmp_path / "exact.png", PLAIN, (8, 8), 3) == pixels).all()
@@ -677,7 +677,7 @@ def test_a_graph_with_preprocessing_takes_pixels(tiny, tmp_path):
     assert lacking["onnx"] == "passed"
 
 
-def test_a_lossy_graph_beside_a_float32_one_of_another_size_is_judged_and_not_followed(tiny, tmp_path):
+def test_a_lossy_graph_next_to_a_float32_one_of_another_size_is_evaluated_and_not_located(tiny, tmp_path):
     rc.fold(tiny)
     rc.export(image_size=48)
     rc.export(precision="fp16")

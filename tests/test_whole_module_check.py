@@ -340,7 +340,7 @@ def test_large_values_through_a_softmax_refuse_no_exact_fold():
     assert rows(rc.fold(net, example=torch.randn(2, 5, 8))) == [("1.norm", "1.norm -> 0")]
 
 
-def test_tensors_beside_each_other_in_one_file_are_not_shared():
+def test_tensors_next_to_each_other_in_one_file_are_not_shared():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
     flat = torch.cat([tensor.double().flatten() for tensor in net.state_dict().values()])
     pieces = flat.split([tensor.numel() for tensor in net.state_dict().values()])
@@ -380,7 +380,7 @@ class Masked(nn.Sequential):
 
 
 @pytest.mark.parametrize("hidden", [float("-inf"), torch.finfo(torch.float32).min, torch.finfo(torch.float64).min])
-def test_numbers_beside_those_that_a_mask_hides_are_compared(hidden):
+def test_numbers_next_to_those_that_a_mask_hides_are_compared(hidden):
     example = torch.randn(2, 3, 8, 8)
     model = Masked(hidden).double()
     folded = rc.fold(model, example=example)
@@ -502,7 +502,7 @@ def test_modules_and_calls_in_inference_mode():
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:Lazy modules:UserWarning")
-def test_what_is_no_module_with_numbers_and_code_of_its_own_says_so(model, code, words):
+def test_what_is_no_module_with_numbers_and_code_of_its_own_is_refused(model, code, words):
     with pytest.raises(RepaconvError) as caught:
         rc.fold(model(), example=torch.randn(2, 3, 8, 8))
     assert caught.value.code == code

@@ -162,7 +162,7 @@ def test_repeated_pixels_need_9_products(small):
     assert counted(model, "Resize") == 0
 
 
-def test_repeated_pixels_beside_others_need_9_products(small):
+def test_repeated_pixels_next_to_others_need_9_products(small):
     graph = Graph(x=[4, 3, 4], skip=[2, 6, 8])
     joined = graph("Concat", repeated(graph, "x"), "skip", axis=1)
     model = graph.model(conv(graph, joined, 5, 6, 3))

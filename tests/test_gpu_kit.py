@@ -131,7 +131,7 @@ def test_pieces_arrive_alone_and_the_kit_says_what_it_lacks(made, tmp_path):
 
 
 def test_another_python_and_one_without_torch_are_reported(monkeypatch):
-    assert "for Python 2.7, this is 3." in unpacking.lacks({"python": "2.7"})
+    assert "for Python 2.7, this is 3." in kit_installer.lacks({"python": "2.7"})
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     monkeypatch.setattr(kit_installer.sys, "executable", "/bin/false")
     assert "has no torch" in kit_installer.lacks({"python": here})

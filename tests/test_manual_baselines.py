@@ -120,8 +120,9 @@ def test_a_slower_row_says_what_its_search_found_of_the_fastest_competitors_runt
 
 
 def test_the_page_of_competing_toolchains_shows_the_result():
-    assert (
-        page.written(peers.kept(peers.RESULT), peers.kept(peers.ORIGINALS)) == (ROOT / "docs" / "competing-toolchains.md").read_text()
+    written = docs_page.written(
+        competing_toolchains.kept(competing_toolchains.RESULT),
+        competing_toolchains.kept(competing_toolchains.ORIGINALS),
     )
     assert written == (ROOT / "docs" / "competing-toolchains.md").read_text()
 

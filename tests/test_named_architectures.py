@@ -291,11 +291,7 @@ def test_weights_that_are_no_numbers_are_named(code, value, told):
     assert caught.value.code == "checkpoint.not-finite"
 
 
-@pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
-def test_the_index_of_weights_in_several_files_is_refused_with_the_reason(code, index):
-    Path(index).write_text('{"metadata": {"total_size": 1}, "weight_map": {"stem.weight": "pytorch_model-1.bin"}}')
-    with pytest.raises(Refused, match="the index of weights in several files"):
-        rc.fold(index, arch="./net.py:Net", **code)
+def test_json_text_is_refused_with_the_reason(code):
     Path("c.json").write_text('{"lr": 1, "model": "pytorch"}')
     with pytest.raises(Refused, match="it is JSON text"):
         rc.fold("c.json", arch="./net.py:Net", **code)

@@ -54,7 +54,7 @@ def one_net_a_method(rows, later=("pyra",)):
 
 TINY = MetaFormerConfig(layers=(1, 2), widths=(8, 12), hidden=(16, 30), classes=5)
 
-torch.onnx.export = export_cache.once(torch.onnx.export)
+torch.onnx.export = export_cache.cached(torch.onnx.export)
 hypothesis.settings.register_profile(
     "without a clock", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )

@@ -29,8 +29,8 @@ FOLDER = "REPACONV_TESTS_EXPORTED"
 """The environment variable that names the folder; without it every export is fresh."""
 TESTS = str(Path(__file__).parent) + os.sep
 LARGEST = 64 * 2**20
-DEPLOY = ("repaconv.algebra", "repaconv.backbones")
-NETS = (*DEPLOY, "repaconv.methods")
+INFERENCE_PACKAGES = ("repaconv.algebra", "repaconv.backbones")
+NETWORK_PACKAGES = (*INFERENCE_PACKAGES, "repaconv.methods")
 
 ONNXRegistry.from_torchlib = staticmethod(cache(ONNXRegistry.from_torchlib))  # else read from its sources every time
 
@@ -50,54 +50,55 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-class _Question(pickle.Pickler):
-    """Tensors are their values, and whose memory they share; a module's sets are sorted; all else as pickle has it.
+class _KeyPickler(pickle.Pickler):
+    """Pickles tensors as their values and the memory that they share, and the sets of a module sorted.
 
-    Of the tensors in ``untold`` (by identity) the values are left out.
+    Of the tensors in ``left_out`` (by identity) the values are not part of the key.
     """
 
-    def __init__(self, stream: io.BytesIO, untold: frozenset[int]) -> None:
+    def __init__(self, stream: io.BytesIO, left_out: frozenset[int]) -> None:
         super().__init__(stream)
         self.memories: dict[int, int] = {}
-        self.untold = untold
+        self.left_out = left_out
 
     def reducer_override(self, value):
         if isinstance(value, torch.nn.Module):
-            told = {name: sorted(part) if isinstance(part, set) else part for name, part in vars(value).items()}
-            return tuple, ((type(value), told),)
+            state = {name: sorted(part) if isinstance(part, set) else part for name, part in vars(value).items()}
+            return tuple, ((type(value), state),)
         if isinstance(value, torch._ops.OpOverload):  # of a translation table
             return str, (str(value),)
         if not isinstance(value, torch.Tensor):
             return NotImplemented
         shared = self.memories.setdefault(value.untyped_storage().data_ptr(), len(self.memories))
-        told = (type(value), str(value.dtype), value.stride(), value.requires_grad, shared)
-        values = None if id(value) in self.untold else bytes_of(value)
-        return tuple, ((*told, tuple(value.shape), values),)
+        kind = (type(value), str(value.dtype), value.stride(), value.requires_grad, shared)
+        values = None if id(value) in self.left_out else bytes_of(value)
+        return tuple, ((*kind, tuple(value.shape), values),)
 
 
-def question_of(module: torch.nn.Module, *given: object, weighed: bool = True, **named: object) -> str | None:
-    """A hash of all that the exporter is asked, the weights' values included if ``weighed``; None if it has none."""
+def cache_key(module: torch.nn.Module, *given: object, with_values: bool = True, **named: object) -> str | None:
+    """A hash of all arguments of an export, including values of weights if ``with_values``; None if there is none."""
     weights = weights_of(module).values()
     if patched(module) or sum(tensor.numel() * tensor.element_size() for tensor in weights) > LARGEST:
         return None
     stream, around = io.BytesIO(), (torch.get_default_dtype(), torch.is_grad_enabled())
     try:
-        untold = frozenset() if weighed else frozenset(map(id, weights))
-        _Question(stream, untold).dump((module, given, named, around))
+        left_out = frozenset() if with_values else frozenset(map(id, weights))
+        _KeyPickler(stream, left_out).dump((module, given, named, around))
     except Exception:  # pickle and torch raise many
         return None
     return hashlib.sha256(stream.getvalue()).hexdigest()
 
 
 def patched(network: torch.nn.Module) -> bool:
-    """Whether code of this network is in part a test's own at the moment; a deploy form has none of a method."""
-    of_a_method = any(type(part).__module__.startswith(NETS[len(DEPLOY) :]) for part in network.modules())
-    rooms = [room for name, room in sys.modules.items() if name.startswith(NETS if of_a_method else DEPLOY)]
-    return any(_of_a_test(part) for room in rooms for value in vars(room).values() for part in _parts(value))
+    """Whether a test has at the moment replaced code that this network uses; only a training network uses a method."""
+    of_a_method = any(type(part).__module__.startswith("repaconv.methods") for part in network.modules())
+    packages = NETWORK_PACKAGES if of_a_method else INFERENCE_PACKAGES
+    modules = [module for name, module in sys.modules.items() if name.startswith(packages)]
+    return any(_of_a_test(part) for module in modules for value in vars(module).values() for part in _parts(value))
 
 
 def _parts(value: object) -> list[object]:
-    inside = isinstance(value, type) and value.__module__.startswith(NETS)
+    inside = isinstance(value, type) and value.__module__.startswith(NETWORK_PACKAGES)
     return [value, *vars(value).values()] if inside else [value]
 
 
@@ -109,17 +110,17 @@ def _of_a_test(value: object) -> bool:
     return code is not None and code.co_filename.startswith(TESTS)
 
 
-def remembered(path: Path, ask: Callable[[], ONNXProgram]) -> bytes:
-    """What the file holds; if there is none yet, it is written with the answer."""
-    with FileLock(f"{path}.asked"):  # a worker that asks the same waits for the answer
+def cached_bytes(path: Path, export_now: Callable[[], ONNXProgram]) -> bytes:
+    """The content of the file. A missing file is first written with a new export."""
+    with FileLock(f"{path}.asked"):  # another worker with the same export waits for it
         if not path.is_file():
             writing = path.with_suffix(".writing")
-            writing.write_bytes(ask().model_proto.SerializeToString())
+            writing.write_bytes(export_now().model_proto.SerializeToString())
             writing.replace(path)
     return path.read_bytes()
 
 
-def weighed(content: bytes, module: torch.nn.Module) -> ONNXProgram:
+def with_weights_of(content: bytes, module: torch.nn.Module) -> ONNXProgram:
     """The graph of a network like this one, with the weights of this one, simplified as torch does it."""
     graph, weights = onnx.load_from_string(content), weights_of(module)
     for initializer in graph.graph.initializer:
@@ -130,22 +131,24 @@ def weighed(content: bytes, module: torch.nn.Module) -> ONNXProgram:
     return program
 
 
-def once(export):
+def cached(export):
     """torch.onnx.export that looks into the session's folder first."""
 
     @wraps(export)
     def found(module, given=(), *more, **named):
-        folder, question = os.environ.get(FOLDER), None
+        folder, key = os.environ.get(FOLDER), None
         if folder and named.get("dynamo") and named.get("optimize", True) and not more:
-            question = question_of(module, given, **named)
-        if question is None:
+            key = cache_key(module, given, **named)
+        if key is None:
             return export(module, given, *more, **named)
 
         def simplified() -> ONNXProgram:
-            untold = question_of(module, given, weighed=False, **named)
-            like = Path(folder, f"{untold}.traced")
-            return weighed(remembered(like, lambda: export(module, given, **{**named, "optimize": False})), module)
+            graph_key = cache_key(module, given, with_values=False, **named)
+            like = Path(folder, f"{graph_key}.traced")
+            return with_weights_of(
+                cached_bytes(like, lambda: export(module, given, **{**named, "optimize": False})), module
+            )
 
-        return program_of(remembered(Path(folder, f"{question}.onnx"), simplified))
+        return program_of(cached_bytes(Path(folder, f"{key}.onnx"), simplified))
 
     return found

@@ -157,7 +157,7 @@ def warm() -> None:
             with suppress(ImportError):  # of an optional package
                 import_module(module.name)
     if not hasattr(torch.onnx.export, "__wrapped__"):
-        torch.onnx.export = export_cache.once(torch.onnx.export)
+        torch.onnx.export = export_cache.cached(torch.onnx.export)
     argv, out = sys.argv, sys.stdout
     with Path(os.devnull).open("w") as sys.stdout:
         command_line("--version")

@@ -197,7 +197,7 @@ def swapped_channels():
     return patch.object(preprocessing_nodes, "with_preprocessing", swapped)
 
 
-class LayerNormByHand(nn.Module):
+class ManualLayerNorm(nn.Module):
     """As many networks have it: an exporter sees its squares, not a LayerNormalization."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -205,8 +205,8 @@ class LayerNormByHand(nn.Module):
         return centred / ((centred * centred).mean(-1, keepdim=True) + 1e-6).sqrt()
 
 
-def norms_by_hand():
-    return patch.object(LayerNormSpec, "build", lambda self, width: LayerNormByHand())
+def manual_norms():
+    return patch.object(LayerNormSpec, "build", lambda self, width: ManualLayerNorm())
 
 
 @contextmanager
@@ -214,7 +214,7 @@ def overflowing_norm():
     from repaconv.onnx_export import fp16_and_int8
 
     with ExitStack() as both:
-        both.enter_context(norms_by_hand())
+        both.enter_context(manual_norms())
         both.enter_context(patch.object(fp16_and_int8, "nodes_beyond_fp16", lambda model, largest: []))
         yield
 

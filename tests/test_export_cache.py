@@ -11,7 +11,7 @@ import export_cache
 import pytest
 import torch
 from conftest import TINY
-from export_cache import question_of
+from export_cache import cache_key
 from torch import nn
 
 from repaconv.algebra import convolution_kernels
@@ -38,7 +38,7 @@ def asked(monkeypatch, tmp_path):
         return exporter(*given, **named)
 
     monkeypatch.setenv(export_cache.FOLDER, str(tmp_path))
-    monkeypatch.setattr(torch.onnx, "export", export_cache.once(export))
+    monkeypatch.setattr(torch.onnx, "export", export_cache.cached(export))
     return calls
 
 
@@ -47,7 +47,7 @@ def written(net, **more):
     return export(net, (3, 32, 32), **given).SerializeToString()
 
 
-def beside(net, folder):
+def written_with_external_data(net, folder):
     """The graph and, as of a very large network, its weights in a file of their own."""
     folder.mkdir()
     return written(net, scratch=folder), (folder / torch_exporter.DATA).read_bytes()
@@ -68,9 +68,9 @@ def test_what_is_remembered_is_what_a_fresh_export_gives(net, asked, tmp_path, m
     assert found != first
     assert len(asked) == 1
     with patch.object(torch_exporter, "ONE_FILE_BYTES", 1), patch.object(torch_exporter, "INLINE_BYTES", 500):
-        kept = beside(other, tmp_path / "kept")
+        kept = written_with_external_data(other, tmp_path / "kept")
         monkeypatch.delenv(export_cache.FOLDER)
-        assert beside(other, tmp_path / "fresh") == kept
+        assert written_with_external_data(other, tmp_path / "fresh") == kept
     assert written(other) == found
     assert len(asked) == 3
 
@@ -101,16 +101,16 @@ def zeros(net):
 
 def test_another_question_is_asked_of_the_exporter(net):
     x = torch.zeros(2, 3, 32, 32)
-    asked = [question_of(net, (x,), opset_version=18), question_of(net, (x,), opset_version=20)]
-    asked.append(question_of(net, (x[:1],), opset_version=18))
-    traced = [question_of(net, (x,), weighed=False)]
+    asked = [cache_key(net, (x,), opset_version=18), cache_key(net, (x,), opset_version=20)]
+    asked.append(cache_key(net, (x[:1],), opset_version=18))
+    traced = [cache_key(net, (x,), with_values=False)]
     for change in (bits, equal, shared, attribute, ones, zeros, nn.Module.train):
         change(other := copy.deepcopy(net))
-        asked.append(question_of(other, (x,), opset_version=18))
-        traced.append(question_of(other, (x,), weighed=False))
+        asked.append(cache_key(other, (x,), opset_version=18))
+        traced.append(cache_key(other, (x,), with_values=False))
     assert None not in asked
     assert len(set(asked)) == len(asked)
-    assert question_of(copy.deepcopy(net), (x.clone(),), opset_version=18) == asked[0]
+    assert cache_key(copy.deepcopy(net), (x.clone(),), opset_version=18) == asked[0]
     assert traced[:3] == traced[:1] * 3  # the values of weights are all that it does not depend on
     assert len(set(traced)) == len(traced) - 2
 
@@ -119,11 +119,11 @@ def test_what_cannot_be_written_down_or_is_patched_is_no_question(net):
     x = torch.zeros(1, 3, 32, 32)
     right = MetaFormer.forward
     with patch.object(MetaFormer, "forward", lambda self, images: right(self, images) + 1):
-        assert question_of(net, (x,)) is None
+        assert cache_key(net, (x,)) is None
     with patch.object(convolution_kernels, "eye", lambda width, rank: None):
-        assert question_of(net, (x,)) is None
+        assert cache_key(net, (x,)) is None
     with patch.object(RIFormerBlock, "forward", lambda self, images: images):
-        assert question_of(net, (x,))
-        assert question_of(METHOD.published("s12").training(), (x,)) is None
+        assert cache_key(net, (x,))
+        assert cache_key(METHOD.published("s12").training(), (x,)) is None
     net.head.forward = lambda features: features
-    assert question_of(net, (x,)) is None
+    assert cache_key(net, (x,)) is None

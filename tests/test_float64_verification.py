@@ -414,7 +414,7 @@ def test_a_graph_is_run_at_an_even_size_as_well():
     assert judged(before, rewritten(pooled(0), FOLDS)[0]) == "failed"
 
 
-def drawn(seed: int) -> onnx.ModelProto:
+def random_network(seed: int) -> onnx.ModelProto:
     """A random network of the experiment."""
     found = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "verification_rates.py"))
     model: onnx.ModelProto = found["network"](seed)
@@ -424,7 +424,7 @@ def drawn(seed: int) -> onnx.ModelProto:
 @pytest.mark.parametrize("seed", [393, 499, 787])
 def test_a_sound_fold_is_no_fault_where_few_samples_of_rounding_explain_too_little(seed):
     """393: a channel that saturates. 499, 787: norms of values that FP32 can hardly tell apart, exact or a step off."""
-    before = drawn(seed)
+    before = random_network(seed)
     after = rewritten(before, FOLDS)[0]
     assert judged(before, after) == "passed"
     assert judged(before, written_wrong(before, "bias", lambda b: b * 1.5)) == "failed"
@@ -457,7 +457,7 @@ def test_a_number_is_explained_by_the_least_rounding_that_suffices():
 
 def test_what_was_left_out_everywhere_was_not_measured(repaconv):
     """Where FP32 shows nothing, an error of 0.0 would look like an equal output."""
-    onnx.save(drawn(499), "vague.onnx")
+    onnx.save(random_network(499), "vague.onnx")
     code, told = repaconv("fold", "vague.onnx")[:2]
     (link,) = rc.fold("vague.onnx").links
     assert (code, link.reason, link.metrics, link.tolerance) == (0, "equal_in_float64", None, None)

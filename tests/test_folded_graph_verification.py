@@ -270,7 +270,7 @@ def test_a_recurrent_layers_state_has_the_batch_of_what_it_reads():
     assert rc.export("repaconv-out/net", onnx="out.onnx").verdict == "passed"
 
 
-def drawn(net: str) -> dict[str, np.ndarray]:
+def random_inputs_of(net: str) -> dict[str, np.ndarray]:
     model = NETS[net].model()
     session, names = (
         onnxruntime.InferenceSession(model.SerializeToString()),
@@ -281,11 +281,11 @@ def drawn(net: str) -> dict[str, np.ndarray]:
 
 
 def test_inputs_are_what_the_first_operators_expect():
-    encoder = drawn("encoder")
+    encoder = random_inputs_of("encoder")
     assert set(encoder["ids"]) == set(range(23))  # the whole table
     assert set(encoder["attention_mask"]) == {0, 1}
-    assert (drawn("pixels")["image"].min(), drawn("pixels")["image"].max()) == (0, 255)
-    far = drawn("far")["x"]
+    assert (random_inputs_of("pixels")["image"].min(), random_inputs_of("pixels")["image"].max()) == (0, 255)
+    far = random_inputs_of("far")["x"]
     assert abs(far.mean() - 1000) < 100
 
 

@@ -83,7 +83,7 @@ def images_of_any_size(nodes, held, *, channels="num_channels", name="net.onnx")
     return name
 
 
-def drawn(*shape):
+def normal(*shape):
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
@@ -100,7 +100,7 @@ def dims_of_input(path):
 def test_channels_of_which_a_convolution_takes_one_number_are_fixed(tmp_path, monkeypatch, read, reads, channels):
     monkeypatch.chdir(tmp_path)
     nodes = [*read, ("Conv", f"{reads} w", "c", {}), ("Mul", "c s", "y", {})]
-    held = {"w": drawn(4, 3, 3, 3), "s": drawn(4, 1, 1), "mean": drawn(1, 3, 1, 1), "one": drawn(1, 1, 1)}
+    held = {"w": normal(4, 3, 3, 3), "s": normal(4, 1, 1), "mean": normal(1, 3, 1, 1), "one": normal(1, 1, 1)}
     done = rc.fold(images_of_any_size(nodes, held), out="run", measure=False)
     assert done.verdict == "passed"
     assert dims_of_input("run/net.folded.onnx") == ["batch_size", channels, "height", "width"]
@@ -110,7 +110,7 @@ def test_channels_of_which_a_convolution_takes_one_number_are_fixed(tmp_path, mo
 def test_a_name_that_two_dimensions_have_is_not_fixed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     nodes = [("Conv", "x w", "c", {}), ("Mul", "c s", "y", {})]
-    file = images_of_any_size(nodes, {"w": drawn(4, 3, 3, 3), "s": drawn(4, 1, 1)}, channels="height")
+    file = images_of_any_size(nodes, {"w": normal(4, 3, 3, 3), "s": normal(4, 1, 1)}, channels="height")
     done = rc.fold(file, out="run", measure=False)
     assert done.verdict == "passed"
     assert dims_of_input("run/net.folded.onnx") == ["batch_size", "height", "height", "width"]
@@ -128,7 +128,7 @@ RESHAPED = [
 
 def reshaped_image(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    held = {"w": drawn(4, 3, 3, 3), "scale": drawn(4, 1, 1), "u": drawn(5, 4, 1, 1)}
+    held = {"w": normal(4, 3, 3, 3), "scale": normal(4, 1, 1), "u": normal(5, 4, 1, 1)}
     held |= {name: np.array([n]) for name, n in (("zero", 0), ("one", 1), ("two", 2), ("three", 3), ("four", 4))}
     done = rc.fold(images_of_any_size(RESHAPED, held), out="run", measure=False)
     assert done.verdict == "passed"

@@ -14,7 +14,7 @@ import reparameterized_networks
 import torch
 from test_fold_onnx import graph, normal
 from test_known_submodule_folds import same, trained
-from test_structural_fold import told
+from test_structural_fold import reported_folds
 from torch import nn
 from torch.nn import functional as F
 
@@ -207,7 +207,7 @@ def test_a_weight_that_every_forward_computes_is_computed_once(kind):
     net = trained(nn.Sequential(nn.Conv2d(3, 24, 3), nn.ReLU(), kind())).eval()
     folded = rc.fold(net.double(), example=torch.randn(2, 3, 9, 9, dtype=torch.float64))
     assert isinstance(folded[2], nn.Conv2d)
-    assert told(folded) == [f"2: {COMPUTED} -> {folded[2]}"]
+    assert reported_folds(folded) == [f"2: {COMPUTED} -> {folded[2]}"]
     same(net, folded, torch.randn(3, 3, 11, 8))
     if kind is Computed:
         after, changes = by_graph(net, (2, 3, 9, 9))
@@ -262,7 +262,7 @@ def test_a_vector_expanded_to_the_image_is_one_number_per_channel():
     after, _ = by_graph(net, (2, 3, 12, 12))
     assert kinds(after).count("Add") == kinds(after).count("Expand") == 0
     folded = rc.fold(net.double(), example=torch.randn(2, 3, 12, 12, dtype=torch.float64))
-    assert told(folded) == [f"2: {PARALLEL} -> {folded[2][0]}"] or "Conv2d" in str(folded[2])
+    assert reported_folds(folded) == [f"2: {PARALLEL} -> {folded[2][0]}"] or "Conv2d" in str(folded[2])
     same(net, folded, torch.randn(3, 3, 9, 7))
 
 

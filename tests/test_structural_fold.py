@@ -21,7 +21,7 @@ from repaconv.results import NOTHING_TO_FOLD
 from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
 
 
-def told(folded):
+def reported_folds(folded):
     return [f"{step.module}: {step.folded[0]}" for step in folded.fold_certificate[:-1]]
 
 
@@ -218,7 +218,7 @@ class Scaled(nn.Module):
 def test_a_scale_after_a_layer_folds_where_the_forward_multiplies_in_any_case(how):
     model = nn.Sequential(Scaled(how), Scaled(how)).double()
     folded = rc.fold(model)
-    assert [row.split(",")[0] for row in told(folded)] == ["0: 0.beta -> 0.conv", "1: 1.beta -> 1.conv"]
+    assert [row.split(",")[0] for row in reported_folds(folded)] == ["0: 0.beta -> 0.conv", "1: 1.beta -> 1.conv"]
     assert left(folded) == ""
     assert count(folded) <= count(model) - 2 * 3
     assert count(folded) == count(model) - (2 * 4 if how == "always" else 2 * 3)
@@ -387,7 +387,7 @@ def test_a_residual_network_keeps_everything_but_its_norms():
     assert norms(folded) == [] != norms(model)
     assert type(folded[0]) is Bottleneck
     assert isinstance(folded[0].bn1, nn.Identity)
-    assert told(folded)[0] == "0.bn1: 0.bn1 -> 0.conv1"
+    assert reported_folds(folded)[0] == "0.bn1: 0.bn1 -> 0.conv1"
     same(model, folded, torch.randn(2, 4, 8, 8))
 
 
@@ -424,7 +424,7 @@ def test_a_norm_written_by_functions_is_one_as_a_part_and_no_part_if_it_is_none(
     net = nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), FrozenNorm(), nn.ReLU()).double()
     net[1].conv = None
     folded = rc.fold(net)
-    assert told(folded) == ["1: 1 -> 0"]
+    assert reported_folds(folded) == ["1: 1 -> 0"]
     same(net, folded, torch.randn(2, 4, 5, 5))
     unfolded(ByFunction().double(), torch.randn(2, 4, 5, 5))
 
@@ -446,7 +446,7 @@ def test_the_affine_of_a_norm_and_a_scale_that_a_block_holds_itself():
     nn.init.normal_(model[0].norm.weight)
     nn.init.normal_(model[0].norm.bias)
     folded = rc.fold(model, example=torch.randn(2, 5, 8))
-    assert set(told(folded)) == {
+    assert set(reported_folds(folded)) == {
         *("0: 0.gamma -> 0.proj", "0.norm: the affine of 0.norm -> 0.qkv"),
         *("2: 2.gamma -> 2.proj", "2.norm: the affine of 2.norm -> 2.qkv"),
     }
@@ -482,11 +482,11 @@ def test_an_adapter_of_any_name_goes_into_its_layer():
 def test_a_norm_before_a_padded_convolution_stays_and_is_reported():
     model = trained(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)))
     folded = rc.fold(model)
-    assert told(folded) == ["3: 3 -> 2"]
+    assert reported_folds(folded) == ["3: 3 -> 2"]
     assert f"1: a BatchNorm not folded, {PADDED}" in left(folded)
     unpadded = trained(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 6, 3, groups=2, stride=2))).double()
     folded = rc.fold(unpadded)
-    assert told(folded) == ["1: 1 -> 2"]
+    assert reported_folds(folded) == ["1: 1 -> 2"]
     same(unpadded, folded, torch.randn(2, 4, 9, 9))
 
 
@@ -585,7 +585,7 @@ class Branch(nn.Module):
 def test_what_a_forward_may_call_otherwise_for_other_numbers_is_not_folded_and_what_it_calls_as_one_is(limit, how):
     model = trained(nn.Sequential(Branch(limit, how))).double()
     folded = rc.fold(model, example=torch.randn(2, 4, 8, 8))
-    assert told(folded) == ["0.block.1: 0.block.1 -> 0.block.0"]
+    assert reported_folds(folded) == ["0.block.1: 0.block.1 -> 0.block.0"]
     assert "not folded, the forward of Branch reads numbers that depend on the input" in left(folded)
     for scale in (1e-2, 1, 30, 1e5):
         same(model, folded, torch.randn(2, 4, 8, 8) * scale)
@@ -594,7 +594,7 @@ def test_what_a_forward_may_call_otherwise_for_other_numbers_is_not_folded_and_w
 def test_what_a_forward_reads_from_inside_a_part_for_larger_numbers_only_is_not_folded():
     model = trained(nn.Sequential(Branch(20, "inside"))).double()
     folded = rc.fold(model, example=torch.randn(2, 4, 8, 8))
-    assert told(folded) == []
+    assert reported_folds(folded) == []
     assert "0.block.1 -> 0.block.0 not folded, the code of the module depends on the numbers in its inputs" in left(
         folded
     )
@@ -607,7 +607,7 @@ def test_numbers_of_its_own_weights_decide_nothing():
             return self.bn(self.a(x.double())) if float(self.gamma.max()) > 0 else self.b(x)
 
     model = trained(nn.Sequential(Constant(0))).double()
-    assert told(rc.fold(model, example=torch.randn(2, 4, 8, 8))) == ["0.bn: 0.bn -> 0.a"]
+    assert reported_folds(rc.fold(model, example=torch.randn(2, 4, 8, 8))) == ["0.bn: 0.bn -> 0.a"]
 
 
 class Odd(nn.Module):
@@ -652,7 +652,7 @@ def test_what_something_else_reads_shares_or_watches_stays(how, why):
     net = nn.Sequential(Odd(how), trained(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)))).double()
     trained(net)
     folded = rc.fold(net)
-    assert told(folded) == ["1.1: 1.1 -> 1.0"]
+    assert reported_folds(folded) == ["1.1: 1.1 -> 1.0"]
     (sentence,) = [
         each for each in folded.fold_certificate[-1].not_folded if each.startswith("0.bn: a BatchNorm not folded")
     ]
@@ -755,7 +755,7 @@ def test_a_batchnorm_of_rows_goes_into_the_linear_layer_before_it():
     """Whose channels are the last axis and the BatchNorm's the first after the batch: one and the same of [N, C]."""
     model = trained(nn.Sequential(nn.Linear(8, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))).double()
     folded = rc.fold(model)
-    assert told(folded) == ["1: 1 -> 0"]
+    assert reported_folds(folded) == ["1: 1 -> 0"]
     assert norms(folded) == []
     same(model, folded, torch.randn(5, 8))
     assert norms(rc.fold(model, example=torch.randn(5, 6, 8))), "here it normalizes the axis in between"
@@ -816,7 +816,7 @@ def test_a_module_keeps_its_own_class_and_methods():
     x = torch.randn(2, 3, 8, 8)
     assert "the module itself: layers in parallel not folded, its own class would be lost" in unfolded(Summed(), x)[0]
     assert rc.fold(Summed(), example=x)(image=x).shape == (2, 4, 8, 8)
-    assert told(rc.fold(nn.Sequential(Summed()), example=x))[0].startswith("0: layers in parallel -> Conv2d")
+    assert reported_folds(rc.fold(nn.Sequential(Summed()), example=x))[0].startswith("0: layers in parallel -> Conv2d")
 
 
 def test_a_fold_that_float16_cannot_hold_is_skipped():
@@ -826,10 +826,10 @@ def test_a_fold_that_float16_cannot_hold_is_skipped():
     model[1].running_var.fill_(1e-3)  # the bias would be about -95000
     x = torch.randn(2, 3, 8, 8)
     folded = rc.fold(copy.deepcopy(model).half(), example=x.half())
-    assert told(folded) == ["3: 3 -> 2"]
+    assert reported_folds(folded) == ["3: 3 -> 2"]
     assert "1 -> 0 not folded, its new numbers would exceed 65504" in left(folded)
     assert all(bool(weight.isfinite().all()) for weight in folded.parameters())
-    assert told(rc.fold(model, example=x)) == ["1: 1 -> 0", "3: 3 -> 2"]
+    assert reported_folds(rc.fold(model, example=x)) == ["1: 1 -> 0", "3: 3 -> 2"]
 
     class Mixed(nn.Module):
         """The same in float32, next to one number in float16."""
@@ -841,6 +841,6 @@ def test_a_fold_that_float16_cannot_hold_is_skipped():
         def forward(self, x):
             return self.body(x) * self.scale.to(x.dtype)
 
-    assert told(rc.fold(Mixed(), example=x)) == ["body.1: body.1 -> body.0", "body.3: body.3 -> body.2"]
+    assert reported_folds(rc.fold(Mixed(), example=x)) == ["body.1: body.1 -> body.0", "body.3: body.3 -> body.2"]
     model[:2].half()
     assert "body.1 -> body.0 not folded, its new numbers would exceed 65504" in left(rc.fold(Mixed(), example=x))

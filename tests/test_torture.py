@@ -315,7 +315,7 @@ def test_a_file_that_is_pinned_is_read_only_with_that_hash(tmp_path):
 def test_a_picture_is_no_program_whatever_it_is_called(tmp_path):
     """Pillow hands PostScript to Ghostscript."""
     content = dict(crafted_arrays_and_messages.images())["PostScript"]
-    read = partial(damaged_artefacts.told, read=damaged_artefacts.images)
+    read = partial(damaged_artefacts.outcome_of_read, read=damaged_artefacts.images)
     assert not faults(
         [Case("images", "PostScript", partial(crafted_arrays_and_messages.put, "i.png", content), read)], tmp_path
     )

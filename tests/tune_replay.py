@@ -109,13 +109,13 @@ class Net:
     def effect(self, deployment: Deployment, name: str) -> float:
         """What switching a rewrite does."""
         mean, deviation = EFFECT
-        return mean + deviation * drawn(self.name, deployment.runtime, deployment.precision != "fp32", name)
+        return mean + deviation * normal_sample(self.name, deployment.runtime, deployment.precision != "fp32", name)
 
     def gain(self, deployment: Deployment) -> float:
         """The logarithm of the true speedup."""
         kind = (deployment.runtime, deployment.precision, deployment.quantizer)
         switched = set(deployment.rewrites) ^ set(self.starts[kind])
-        rest = 0.005 * drawn(self.name, deployment.model_dump_json()) if switched else 0.0
+        rest = 0.005 * normal_sample(self.name, deployment.model_dump_json()) if switched else 0.0
         effects = self.settings(kind)
         settings = sum(effects[word] for word in deployment.settings)
         return self.gains[Setting(*kind, ())] + settings + rest + sum(self.effect(deployment, x) for x in switched)
@@ -146,7 +146,7 @@ class Net:
         return [each for each in shipped_records(self.isa) if each.network.partition(" on ")[0] != own]
 
 
-def drawn(*of: object) -> float:
+def normal_sample(*of: object) -> float:
     """A standard normal number that depends on these alone."""
     seed = int.from_bytes(hashlib.sha256(repr(of).encode()).digest()[:8], "big")
     return float(np.random.default_rng(seed).standard_normal())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from torture.pickles import TOUCH, beside, call, name, text
+from torture.pickles import TOUCH, call, name, state_dict_with, text
 
 
 def in_zip(path: Path, content: bytes) -> Path:
@@ -154,7 +154,7 @@ def crowds(whole: bytes) -> Iterator[tuple[str, Make]]:
         yield f"{told} twice", adding((told, b"other"))
     yield "a path upwards", adding(("../../../../tmp/escaped", b"x"))
     yield "an absolute path", adding(("/tmp/escaped", b"x"))
-    yield "a second pickle", adding(("other/data.pkl", beside(b"N")))
+    yield "a second pickle", adding(("other/data.pkl", state_dict_with(b"N")))
     yield "a script module", adding(("archive/constants.pkl", b"\x80\x02)."))
     yield "code beside it", adding(("archive/code/__torch__.py", b"import os; os.system('touch it-ran')"))
     yield "an archive in it", adding(("archive/data/99", whole))

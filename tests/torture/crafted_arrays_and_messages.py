@@ -278,5 +278,5 @@ def hostile() -> Iterator[Case]:
                 f"{kind.partition(',')[0]}, crafted",
                 told,
                 partial(put, name, content),
-                partial(damaged_artefacts.told, read=read),
+                partial(damaged_artefacts.outcome_of_read, read=read),
             )

@@ -163,7 +163,7 @@ def _verified(path: Path) -> str:
 # --- texts, arrays, images ----------------------------------------------------------------------------------
 
 
-def told(path: Path, read: Callable[[Path], object]) -> str:
+def outcome_of_read(path: Path, read: Callable[[Path], object]) -> str:
     read(path)
     return "sound"
 
@@ -270,12 +270,12 @@ def texts(count: int, seed: int) -> Iterator[Case]:
         kind = rng.choice(sorted(KINDS))
         name, content, read = KINDS[kind]
         make = partial(_written, name, content(), rng.randrange(1 << 60))
-        yield Case(kind, f"{seed}.{number} {name}", make, partial(told, read=read))
+        yield Case(kind, f"{seed}.{number} {name}", make, partial(outcome_of_read, read=read))
     logs = _logs()
     for number in range(count // 10):
         name = rng.choice(sorted(logs))
         make = partial(_written, Path(name).name, logs[name], rng.randrange(1 << 60))
-        yield Case("trtexec", f"{seed}.{number} {name}", make, partial(told, read=_logged))
+        yield Case("trtexec", f"{seed}.{number} {name}", make, partial(outcome_of_read, read=_logged))
 
 
 def _written(name: str, content: bytes, seed: int, folder: Path) -> Path:

@@ -206,7 +206,7 @@ def _code(whole: CodeType, name: str) -> CodeType:
 # --- what becomes of it -------------------------------------------------------------------------------------
 
 
-def judged(mutant: Mutant, runs: Sequence[str], sound: dict[str, list[str]], folder: Path) -> tuple[str, str]:
+def outcome_of(mutant: Mutant, runs: Sequence[str], sound: dict[str, list[str]], folder: Path) -> tuple[str, str]:
     """caught, stopped, the same, as good, or survived; and in which run, or what it said."""
     ended = "the same"
     for run in runs:
@@ -291,7 +291,7 @@ def main() -> None:
     rows = [json.loads(line) for line in done.read_text().splitlines()] if done.is_file() else []
     for mutant in _left(sorted(mutant for mutant, runs in by.items() if runs), rows, count):
         scratch = Path(tempfile.mkdtemp())
-        ended, told = judged(mutant, by[mutant][:NETWORKS], sound, scratch)
+        ended, told = outcome_of(mutant, by[mutant][:NETWORKS], sound, scratch)
         shutil.rmtree(scratch)
         rows.append({**mutant._asdict(), "ended": ended, "told": told})
         with done.open("a") as file:

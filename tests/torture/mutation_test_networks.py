@@ -239,7 +239,7 @@ def runnable(model: onnx.ModelProto, name: str) -> Iterator[tuple[Feeds, Feeds, 
     """Inputs on which a graph runs to finite numbers, and its outputs in float64 and in FP32."""
     single = _session(model)
     for number in range(CALLS):
-        feeds = drawn(model, name, number)
+        feeds = random_inputs(model, name, number)
         try:
             own, exact = _run(single, feeds), in_float64(model, feeds)
         except Exception:
@@ -248,7 +248,7 @@ def runnable(model: onnx.ModelProto, name: str) -> Iterator[tuple[Feeds, Feeds, 
             yield feeds, exact, own
 
 
-def drawn(model: onnx.ModelProto, name: str, number: int) -> Feeds:
+def random_inputs(model: onnx.ModelProto, name: str, number: int) -> Feeds:
     """The inputs of a call: odd ones with all dynamic sizes alike, even ones with all apart."""
     random, sizes, feeds = np.random.default_rng([9, number, len(name)]), dict[str, int](), {}
     stored = {weight.name for weight in model.graph.initializer}

@@ -55,7 +55,7 @@ def tensor(key: str, elements: int, offset: int, shape: bytes, stride: bytes, ki
 SOUND = tensor("0", 12, 0, ints(4, 3), ints(3, 1))
 
 
-def beside(value: bytes) -> bytes:
+def state_dict_with(value: bytes) -> bytes:
     """A state dict with something hostile in it, beside a sound weight."""
     return P + b"}(" + text("a.weight") + SOUND + text("x") + value + b"u."
 
@@ -374,11 +374,11 @@ def corpus() -> Iterator[tuple[str, bytes]]:
     """(what it is, the pickle), the same each time."""
     for family, each in FAMILIES.items():
         for told, value in each():
-            yield f"{family}: {told}", beside(value)
+            yield f"{family}: {told}", state_dict_with(value)
             if family in ("a bomb", "an alteration", "a module"):
                 yield f"{family}, alone: {told}", P + value + b"."
     for told, key in keys():
         yield f"a key: {told}", under(key)
     yield "nothing", b""
     yield "a text", b"hello"
-    yield "a pickle behind a pickle", beside(b"N") + P + call(name("os", "system"), text(TOUCH)) + b"."
+    yield "a pickle behind a pickle", state_dict_with(b"N") + P + call(name("os", "system"), text(TOUCH)) + b"."

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_named_architectures import CODE
+from test_score_and_convert_commands import HEADS, images, plain_weights
 from torch import Tensor
 
 import repaconv as rc
@@ -366,3 +368,13 @@ def test_bench_and_verify_say_what_to_do_with_an_index(big):
         with pytest.raises(rc.RepaconvError) as caught:
             call(big)
         assert f"repaconv fold {big}" in caught.value.hint
+
+
+def test_a_conversion_takes_several_files():
+    save_in_parts(plain_weights(), Path("vit"))
+    np.savez("x.npz", input=images(), labels=np.arange(80) % 5)
+    how: dict[str, Any] = {"inputs": "x.npz", "settings": {"num_heads": str(HEADS)}, "max_disagreement": 0.99}
+    done = rc.convert("vit", method="pyra", keep=0.6, **how)
+    assert done.parent.path == str(Path("vit/model.safetensors.index.json").absolute())
+    assert len(done.input_files) == 4
+    assert rc.verify("repaconv-out/model-pyra", inputs="x.npz").verdict == "passed"

@@ -267,7 +267,13 @@ def prepare_run(
             hint="Give a new or empty folder with -o.",
             code="run.foreign-files",
         )
-    require_not_replaced(checkpoint, run, run.fold_json, *run.later_stages())
+    written = files_named_by(run.fold_json, *run.later_stages())
+    if lost := next((file for file in files_of(checkpoint) if file.resolve() in written), None):
+        raise Refused(
+            f"{lost} was written by the run in {run.folder}, which this fold would replace, and remove the file.",
+            hint="Give another folder with -o.",
+            code="run.other-checkpoint",
+        )
     if foreign and not force:
         origin = fold_of(run).origin
         if sha256 != origin.sha256 and str(resolved_checkpoint(checkpoint)) != origin.path:
@@ -278,28 +284,6 @@ def prepare_run(
             )
     require_replaceable(run.fold_json, "fold", run.folder / payload, *files)
     return run
-
-
-def require_not_replaced(checkpoint: Path, run: Run, *artefacts: Path) -> None:
-    """Refuse a checkpoint of which a file was written by the run that would be replaced.
-
-    Args:
-        checkpoint: The checkpoint that is read.
-        run: The run.
-        artefacts: Its results that will be replaced, with the files that they name.
-
-    Raises:
-        Refused: ``run.other-checkpoint``.
-    """
-    written = files_named_by(*artefacts)
-    for file in files_of(checkpoint):
-        if file.resolve() in written:
-            raise Refused(
-                f"{file} was written by the run in {run.folder}, which this command would replace, and remove the "
-                "file.",
-                hint="Give another folder with -o.",
-                code="run.other-checkpoint",
-            )
 
 
 def write_fold(run: Run, folded: AnyFold) -> AnyFold:

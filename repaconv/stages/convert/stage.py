@@ -136,7 +136,6 @@ def _output_run(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_f
     """Return the run folder; refuse one that contains files of something else. Nothing is written yet."""
     usual = run_folder.OUT / f"{run_folder.utf8_stem(checkpoint)}-{options.method}"
     run = run_folder.Run(Path(options.out) if options.out else usual)
-    run_folder.require_not_replaced(checkpoint, run, run.convert_json, run.fold_json, *run.later_stages())
     if stage_of(run.convert_json) == "convert":
         before = read_artefact(run.convert_json, ConvertArtefact).parent
         same = sha256 == before.sha256 or str(resolved_checkpoint(checkpoint)) == before.path

@@ -608,6 +608,44 @@ def _refused_as_several(call: Callable[[], Any]) -> str:
     return caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda weights: [weights, {"lr": 1}],
+        lambda weights: ("net", {"state_dict": weights}),
+        lambda weights: [argparse.Namespace(lr=1), weights],
+        lambda weights: [_module_of(weights)],
+    ],
+)
+def test_a_list_is_folded_by_what_the_hint_says(tiny_weights, content, monkeypatch):
+    torch.save(content(tiny_weights), "it's a list.pth")
+    with pytest.raises(Refused, match=r"it is a (list|tuple), and entry [01] of it has them") as caught:
+        rc.fold("it's a list.pth")
+    assert caught.value.code == "checkpoint.no-weights"
+    _joined_by(caught.value.hint, monkeypatch)
+    assert rc.fold("it's a list.weights.pth").verdict == "passed"
+
+
+def _module_of(weights: dict[str, torch.Tensor]) -> torch.nn.Module:
+    """A module whose state dict is these weights."""
+    top = torch.nn.Module()
+    for name, value in weights.items():
+        *path, last = name.split(".")
+        at = top
+        for part in path:
+            if part not in at._modules:
+                at.add_module(part, torch.nn.Module())
+            at = at._modules[part]
+        at.register_parameter(last, torch.nn.Parameter(value, requires_grad=False))
+    return top
+
+
+def test_a_list_of_tensors_has_no_weights_by_name():
+    torch.save([torch.ones(2), torch.ones(3)], "list.pth")
+    with pytest.raises(Refused, match="it is a list without a state dict"):
+        rc.fold("list.pth")
+
+
 @pytest.mark.filterwarnings("ignore")  # torch warns that there is no process group
 def test_a_distributed_checkpoint_is_folded_by_what_the_hint_says(tiny_weights, monkeypatch):
     import torch.distributed.checkpoint as dcp

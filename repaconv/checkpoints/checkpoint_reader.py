@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -349,6 +350,8 @@ def _choose(
                 code="checkpoint.weights",
             )
         return wanted, "asked for with --weights"
+    if not sets and isinstance(contents.value, (list, tuple)):
+        raise _in_a_list(path, contents)
     if not sets:
         foreign = ", ".join(contents.placeholders[:3])
         whole = f"; it holds {foreign}, which need their code" if foreign else ""
@@ -369,6 +372,35 @@ def _choose(
     if len(sets) == 1:
         return known, "the only weights in the file"
     raise _ambiguous(path, "several sets of weights and none under a usual name", list(sets))
+
+
+def _in_a_list(path: Path, contents: Contents) -> Refused:
+    """The error for a list or tuple in place of a mapping, e.g. of ``torch.save([model, options])``."""
+    found, kind = _WeightSets(), type(contents.value).__name__
+    place, module = next(
+        (
+            (place, module)
+            for place, entry in enumerate(contents.value)
+            for _, _, module in found.within(entry, ".", DEEPEST_NESTING)
+        ),
+        (None, None),
+    )
+    if place is None:
+        return Refused(
+            f"{path} holds no weights by name: it is a {kind} without a state dict.",
+            hint=_export_hint(path, contents.placeholders),
+            code="checkpoint.no-weights",
+        )
+    source, target = json.dumps(str(path)), str(path.with_suffix(".weights.pth"))
+    needs_code = bool(contents.placeholders)
+    entry = f"torch.load({source}, map_location='cpu', weights_only={not needs_code})[{place}]"
+    code = f"import torch; torch.save({entry}{'.state_dict()' * bool(module)}, {json.dumps(target)})"
+    how = "If you trust the file, for this runs the code in it" if needs_code else "Save them alone"
+    return Refused(
+        f"{path} holds no weights by name: it is a {kind}, and entry {place} of it has them.",
+        hint=f"{how}: python -c {shlex.quote(code)}; then repaconv fold {shlex.quote(target)}",
+        code="checkpoint.no-weights",
+    )
 
 
 def _by_rule(path: Path, place: str, others: list[str], value: Any) -> str:

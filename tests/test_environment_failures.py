@@ -445,6 +445,10 @@ def test_a_file_that_may_not_be_read_is_an_input_that_is_refused(tiny, repaconv,
         code, _, err = repaconv(*words)
         assert (code, f"{file} cannot be read: Permission denied. (file.unreadable)" in err) == (4, True), err
         assert "hint: Check its permissions, and those of the folders" in err
+    locked.clear()
+    locked.add("model.safetensors")  # of the run: only its hash is read before the network is
+    code, _, err = repaconv("verify")
+    assert (code, "model.safetensors cannot be read: Permission denied. (file.unreadable)" in err) == (4, True), err
 
 
 def test_a_file_in_a_folder_that_may_not_be_searched_is_refused_as_a_locked_file_is(repaconv, monkeypatch):

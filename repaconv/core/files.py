@@ -212,12 +212,19 @@ def _state(path: Path) -> tuple[int, ...]:
 
 @once_per_content
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file. It is read in large blocks, since other threads take the interpreter in between."""
+    """Return the SHA-256 of a file. It is read in large blocks, since other threads take the interpreter in between.
+
+    Raises:
+        Refused: If this user may not read it.
+    """
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        buffer = bytearray(min(1 << 24, os.fstat(file.fileno()).st_size or 1))
-        while read := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:read])
+    try:
+        with path.open("rb", buffering=0) as file:
+            buffer = bytearray(min(1 << 24, os.fstat(file.fileno()).st_size or 1))
+            while read := file.readinto(buffer):
+                digest.update(memoryview(buffer)[:read])
+    except PermissionError as error:
+        raise unreadable(path) from error
     return digest.hexdigest()
 
 

@@ -181,7 +181,15 @@ def test_a_help_begins_with_what_its_command_is_about_and_says_it_in_few_columns
         assert max(map(len, out.splitlines())) <= 80
 
 
-def test_options_of_other_tools_are_refused_with_the_option_to_use(repaconv):
+def test_a_file_whose_name_begins_with_a_dash_is_told_how_to_give_it(repaconv):
+    Path("-net.onnx").touch()
+    code, _, err = repaconv("fold", "-net.onnx")
+    assert code == 2
+    assert "hint: If you mean the file, write ./-net.onnx. See `repaconv fold --help`." in err
+    assert "If you mean" not in repaconv("fold", "-other.onnx")[2]
+
+
+def test_a_newcomer_who_types_what_another_tool_would_take_is_told_what_to_type_here(repaconv):
     assert "Here that is repaconv bench --profile." in repaconv("profile", "a.onnx")[2]
     for command in cli_main.OTHER_WORDS.values():
         assert repaconv(command.split()[0], "--help")[0] == 0

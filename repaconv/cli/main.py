@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 from errno import ENAMETOOLONG
@@ -120,7 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = _print_error(_interruption(), command, given)
     except Exception as problem:
-        code = _print_error(_error_of(problem, command, usage_error), command, given)
+        code = _print_error(_error_of(problem, command, usage_error, given), command, given)
     if own_process and "onnxsim" not in sys.modules:  # which prints a warning if its objects are not freed
         gc.freeze()  # the garbage collection at exit takes most of a second after importing torch
     if own_process and current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -128,7 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _error_of(problem: Exception, command: str, usage_error: type[Exception]) -> RepaconvError:
+def _error_of(problem: Exception, command: str, usage_error: type[Exception], given: list[str]) -> RepaconvError:
     """Return the error that a user can fix.
 
     Raises:
@@ -139,7 +140,7 @@ def _error_of(problem: Exception, command: str, usage_error: type[Exception]) ->
     if isinstance(problem, RepaconvError):
         return _root_cause(problem)
     if isinstance(problem, usage_error):
-        return _usage_error(problem, command)
+        return _usage_error(problem, command, given)
     if isinstance(problem, (MemoryError, OSError, RuntimeError)):
         return _machine_error(problem)
     raise problem
@@ -246,7 +247,7 @@ def _is_reachable(path: str | bytes) -> bool:
     return True
 
 
-def _usage_error(problem: BaseException, command: str) -> RepaconvError:
+def _usage_error(problem: BaseException, command: str, given: list[str]) -> RepaconvError:
     from repaconv.core.toml_positions import NOT_NAN, is_nan
 
     message = problem.format_message() if hasattr(problem, "format_message") else str(problem)
@@ -259,10 +260,20 @@ def _usage_error(problem: BaseException, command: str) -> RepaconvError:
     near = did_you_mean(choice[1], re.findall("'([^']*)'", choice[2])) if choice else ""
     if (unknown := UNKNOWN.search(message)) and unknown[1] in OTHER_WORDS:
         message, near = f"{unknown[0]}.", f"Here that is repaconv {OTHER_WORDS[unknown[1]]}. "
+    if "No such option" in message and (file := next((each for each in given if _is_dashed_file(each)), "")):
+        near = f"If you mean the file, write {shlex.quote(f'./{file}')}. "
     known = command in [each.name for each in app.registered_commands]
     help_command = f"repaconv {command} --help" if known else "repaconv --help"
     sentence = message.rstrip(".").removesuffix("?") + ("?" if message.rstrip(".").endswith("?") else ".")
     return UsageProblem(sentence, hint=f"{near}See `{help_command}`.", code="usage.arguments")
+
+
+def _is_dashed_file(argument: str) -> bool:
+    """Whether an argument that was taken for options is the name of a file or folder."""
+    try:
+        return argument.startswith("-") and Path(argument).exists()
+    except (OSError, ValueError):  # too long, or not valid
+        return False
 
 
 def _print_error(problem: RepaconvError, command: str, given: list[str]) -> int:

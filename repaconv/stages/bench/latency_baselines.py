@@ -46,9 +46,10 @@ class BaselineCheck(NamedTuple):
     def changes(self, artefact: BenchArtefact) -> dict[str, Any]:
         """Fields of the artifact that the evaluation changes: regression, verdict, quality, ratio and note."""
         description = self.description if self.regression is None else self.of
+        advised = ". ".join(filter(None, [description, self.hint if description else ""]))
         changed: dict[str, Any] = {
             "regression": self.regression,
-            "note": "; ".join(part for part in (artefact.note, description, self.hint if description else "") if part),
+            "note": "; ".join(filter(None, [artefact.note, advised])),
         }
         if self.verdict == "failed":
             changed["verdict"] = "failed"

@@ -241,23 +241,23 @@ def _shown(value: Any) -> str:
 
 
 def codes() -> str:
-    """Every stable code, the exit code that goes with it and what to do."""
-    rows = sorted(
-        {(code, exits, hint) for path in PACKAGE.rglob("*.py") for code, exits, hint in _raised(path) if hint}
-    )
+    """Every stable code, the exit code that goes with it, the message and what to do."""
+    rows = sorted({row for path in PACKAGE.rglob("*.py") for row in _raised(path) if any(row[2:])})
     head = "# Exit codes and error codes\n\n| Exit code | Meaning |\n|---|---|\n| 0 | done and verified |\n"
-    head += "| 1 | a gate failed |\n| 2 | usage or configuration |\n| 3 | environment |\n| 4 | input refused |\n"
-    head += "| 5 | inconclusive |\n| 130, 143, 129 | interrupted by Ctrl-C, by SIGTERM, by SIGHUP |\n\n"
+    head += "| 1 | a check failed |\n| 2 | wrong options or recipe |\n| 3 | something is missing on this machine |\n"
+    head += "| 4 | the input was refused |\n| 5 | inconclusive measurement, or nothing could be compared |\n"
+    head += "| 130, 143, 129 | interrupted by Ctrl-C, by SIGTERM, by SIGHUP |\n\n"
     head += "Scripts may rely on the error code (`--format json`, `errors[].code`). The sentences may change.\n\n"
-    head += (
-        "`...` is a value that the message fills in, such as a name or a path. An error without a hint has its message "
+    head += "`...` is a value that the message fills in, such as a name or a path.\n"
+    table = "\n| Error code | Exit code | What happened | What to do |\n|---|---|---|---|\n"
+    return (
+        head
+        + table
+        + "".join(f"| `{code}` | {exits} | {_cell(message)} | {_cell(hint)} |\n" for code, exits, message, hint in rows)
     )
-    head += "here.\n"
-    table = "\n| Error code | Exit code | What to do |\n|---|---|---|\n"
-    return head + table + "".join(f"| `{code}` | {exits} | {_cell(hint)} |\n" for code, exits, hint in rows)
 
 
-def _raised(path: Path) -> Iterator[tuple[str, int, str]]:
+def _raised(path: Path) -> Iterator[tuple[str, int, str, str]]:
     tree = ast.parse(path.read_text())
     within = {
         id(each): function
@@ -270,8 +270,9 @@ def _raised(path: Path) -> Iterator[tuple[str, int, str]]:
         named = _named(within[id(node)]) if id(node) in within else {}
         for code in _alternatives(given.get("code"), named):
             for hint in _alternatives(given.get("hint"), named):
-                if isinstance(code, ast.Constant):
-                    yield str(code.value), EXITS[name], _text(hint) or _message(node, given)
+                for message in _messages(node, given, named):
+                    if isinstance(code, ast.Constant):
+                        yield str(code.value), EXITS[name], message, _text(hint)
 
 
 def _named(function: ast.FunctionDef) -> dict[str, list[ast.expr]]:
@@ -320,9 +321,14 @@ def _constructed(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
             yield from ((bases[0], each) for each in inside if bases and ast.unparse(each.func) == "super().__init__")
 
 
-def _message(node: ast.Call, given: dict[str | None, ast.expr]) -> str:
-    text = _text(given.get("message", node.args[0] if node.args else None))
-    return f"Message: {text}" if text.strip(". ") else ""
+def _messages(node: ast.Call, given: dict[str | None, ast.expr], named: dict[str, list[ast.expr]]) -> Iterator[str]:
+    """The sentences that an error may have; an empty one if the code does not show it."""
+    if isinstance(node.func, ast.Name) and node.func.id in ("require_file", "read_artefact"):
+        yield "there is no such file, or it cannot be read."
+        return
+    for each in _alternatives(given.get("message", node.args[0] if node.args else None), named):
+        text = _text(each)
+        yield text if text.strip(". ") else ""
 
 
 def _text(node: ast.expr | None) -> str:
@@ -332,7 +338,7 @@ def _text(node: ast.expr | None) -> str:
         text = "".join(str(each.value) if isinstance(each, ast.Constant) else "..." for each in node.values)
         return re.sub(r"\.{4,}", "...", re.sub(r"^\.\.\.(?=[A-Z])", "", text))
     if isinstance(node, ast.BinOp):
-        return _text(node.left) + _text(node.right)
+        return re.sub(r"\.{4,}", "...", (_text(node.left) or "...") + (_text(node.right) or "..."))
     return ""
 
 

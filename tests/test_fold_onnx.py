@@ -284,6 +284,24 @@ def test_a_concatenation_stays_whole_where_the_product_of_it_is_added_to_its_bia
     assert kinds == [row[0] for row in rows]
 
 
+@pytest.mark.parametrize(
+    ("chosen", "kept"),
+    [
+        (("Slice", "0 one end one", "1"), ["LayerNormalization", "Slice", "Softmax"]),
+        (("Gather", "0 first", "1", {"axis": 1}), ["LayerNormalization", "Gather", "Softmax"]),
+        (("ReduceMean", "0 one", "1", {"keepdims": 0}), ["LayerNormalization", "ReduceMean", "Softmax"]),
+        (("Slice", "0 one end last", "1"), ["LayerNormalization", "Slice", "Softmax"]),  # of channels
+        (("ReduceMean", "0 last", "1"), ["LayerNormalization", "ReduceMean", "Softmax"]),
+    ],
+)
+def test_a_scale_and_shift_that_no_layer_after_a_selection_absorbs_stay_in_the_norm(chosen, kept):
+    """As in RF-DETR, which takes the class token of every window off after a norm."""
+    numbers = {"one": np.array([1]), "end": np.array([2**63 - 1]), "first": np.array(0), "last": np.array([2])}
+    rows = [("LayerNormalization", "x g b", "0"), chosen, ("Softmax", "1", "y")]
+    kinds = folded(graph(rows, {**numbers, "g": normal(8), "b": normal(8)}, {"x": (2, 5, 8)}), normal(2, 5, 8))
+    assert kinds == kept
+
+
 def test_products_of_different_channels_one_of_which_is_added_to_a_shortcut_get_no_rows_of_zeros():
     """As in DPN: some channels have a shortcut, others are concatenated."""
     weights = {"v": normal(8, 16, 1, 1), "w": normal(4, 16, 1, 1), "n": np.array([8, 8])}

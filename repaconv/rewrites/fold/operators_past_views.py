@@ -14,7 +14,14 @@ import numpy as np
 
 from repaconv.graph.channel_axes import LAST, batchnorm, scale_and_shift
 from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
-from repaconv.graph.index_selections import are_consecutive, perm_of, selection_of
+from repaconv.graph.index_selections import (
+    Places,
+    are_consecutive,
+    axes_of,
+    perm_of,
+    selected_positions,
+    selection_of,
+)
 from repaconv.graph.nodes_and_constants import (
     Array,
     Writer,
@@ -65,12 +72,53 @@ def move_before_views(model: ir.Model, embeddings: Collection[ir.Node] = ()) -> 
 
 
 def back_to_norms(model: ir.Model) -> None:
-    """Move scales and shifts that nothing absorbed from after a view of a norm to directly after the norm; in place."""
+    """Move scales and shifts that nothing absorbed from after a view, selection or mean of a norm to directly after the
+    norm; in place."""
     for node in nodes_of(model, "Mul", "Add"):
+        if _move_before_selection(model, node):
+            continue
         view = next((seen for value in node.inputs if (seen := view_of(value)) and seen.source is not value), None)
         one = view is not None and len(list(view.source.uses())) == 1 and made_by(view.source, *ROW_NORMS, "Mul")
         if one and view is not None and of_norm(view.source):
             _move_constant(model, node, (*ROW_NORMS, "Mul"))
+
+
+def _move_before_selection(model: ir.Model, node: ir.Node) -> bool:
+    """Scale or shift a norm before its tokens are selected or averaged; in place. Whether it was done."""
+    place = next((place for place in (0, 1) if is_constant(node.inputs[place])), None)
+    x = node.inputs[1 - place] if place is not None else None
+    chosen, numbers = made_by(x, "Slice", "Gather", "ReduceMean"), constant(node.inputs[place or 0])
+    source = chosen.inputs[0] if chosen is not None else None
+    if x is None or chosen is None or numbers is None or source is None or not of_norm(source):
+        return False
+    if not is_read_once(x) or not is_read_once(source) or not numbers.ndim or numbers.size != numbers.shape[-1]:
+        return False
+    found = _positions(chosen, x, rank_of(source))
+    shape = sizes(source)
+    if found is None or shape is None or sizes(x) != sizes(node.outputs[0]):
+        return False
+    numbers, last = numbers.reshape(-1), found.get(len(shape) - 1)
+    if last is not None:  # the numbers of other channels are not read
+        width = shape[-1]
+        if last.ndim != 1 or len(set(last.tolist())) < len(last) or not isinstance(width, int) or len(numbers) == 1:
+            return False
+        whole = np.full(width, float(node.op_type == "Mul"))
+        whole[last] = numbers
+        numbers = whole
+    write = Writer(model, node)
+    moved = shaped_like(write(node.op_type, source, write.constant(numbers, like=source)), source)
+    new = write.copy(chosen, moved, *chosen.inputs[1:])
+    set_shape(new, sizes(x), x)
+    write.replace(node.outputs[0], new)
+    return True
+
+
+def _positions(chosen: ir.Node, value: ir.Value, rank: int) -> dict[int, Places] | None:
+    """The positions by axis that a selection holds; none for a mean, which may not be over the last axis."""
+    if chosen.op_type != "ReduceMean":
+        return selected_positions(chosen, value)
+    axes = axes_of(chosen, rank)
+    return None if axes is None or rank - 1 in axes else {}
 
 
 def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:

@@ -148,6 +148,19 @@ def test_a_bias_of_finite_numbers_needs_no_guard():
     assert "IsNaN" not in attention("m = Add(raw, c)", c=normal(1, 5, 5))
 
 
+@pytest.mark.parametrize(("mask", "stays"), [("", False), ("s = Add(raw, h)", True)])
+def test_scores_that_onnx_runtime_has_multiplied_and_scaled_at_once_need_no_guard(mask, stays):
+    rows = f"raw = MatMul(x, w) {mask or 's = Identity(raw)'} p = Softmax(s) n = IsNaN(p) y = Where(n, zero, p)"
+    text = f"(float[2, 5, 4] x, float[5] h) => (float[2, 5, 5] y) {{ {rows} }}"
+    model = model_of(text, w=normal(4, 5), zero=np.float32(0))
+    fused = next(node for node in model.graph.node if node.op_type == "MatMul")
+    fused.op_type, fused.domain = "FusedMatMul", "com.microsoft"
+    fused.attribute.append(onnx.helper.make_attribute("alpha", 0.5))
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    after, _ = rewritten(model, FOLDS)
+    assert ("IsNaN" in operators(after)) == stays
+
+
 @pytest.mark.parametrize(
     ("mask", "inputs", "constants"),
     [

@@ -24,6 +24,7 @@ from repaconv.graph.nodes_and_constants import (
     made_by,
 )
 from repaconv.graph.operator_facts import PRODUCTS, REDUCTIONS, VIEWS
+from repaconv.graph.shape_inference import MICROSOFT
 from repaconv.graph.symbolic_shapes import sizes
 
 if TYPE_CHECKING:
@@ -186,13 +187,19 @@ def _is_softmax_of_finite_scores(value: ir.Value | None) -> bool:
         numbers, node = constant(x), x.producer() if x is not None else None
         if x in seen or (numbers is not None and bool((np.abs(numbers) <= LARGEST_UNMASKED).all())):
             continue
-        if x is None or node is None or node.domain or node.op_type not in (*PRODUCTS, *VIEWS, "Add", "Sub", "Mul"):
+        fused = node is not None and node.domain == MICROSOFT and node.op_type == "FusedMatMul"
+        if x is None or node is None or not (fused or _may_be_of_scores(node)):
             return False
         seen.add(x)
-        if node.op_type in PRODUCTS:  # what they multiply is taken as finite, unless it is a constant that is not
+        # what products multiply is taken as finite, unless it is a constant that is not
+        if fused or node.op_type in PRODUCTS:
             if not all(np.isfinite(factor).all() for factor in map(constant, node.inputs[:2]) if factor is not None):
                 return False
             todo += [term for term in node.inputs[2:] if term is not None]
         else:
             todo += node.inputs[:1] if node.op_type in VIEWS else node.inputs
     return True
+
+
+def _may_be_of_scores(node: ir.Node) -> bool:
+    return not node.domain and node.op_type in (*PRODUCTS, *VIEWS, "Add", "Sub", "Mul")

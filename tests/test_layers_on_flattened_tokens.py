@@ -17,6 +17,7 @@ WEIGHTS = {
     "v": RANDOM.standard_normal((6, 8)), "c": RANDOM.standard_normal(8), "scale": RANDOM.standard_normal(6),
     "row": np.int64([-1, 8]), "back": np.int64([-1, 5, 6]), "row6": np.int64([-1, 6]), "last": np.int64([-1, 5, 8]),
     "other": np.int64([-1, 10, 3]), "few": np.int64([-1, 4]), "quarter": np.int64([-1, 10, 6]),
+    "apart": np.int64([-1, 1, 6]),
     "narrow": RANDOM.standard_normal((4, 6)),
 }  # fmt: skip
 LAYER = [("Reshape", "x row", "f"), ("Gemm", "f w b", "g"), ("Reshape", "g back", "h")]
@@ -51,6 +52,7 @@ def test_what_follows_is_folded_into_it():
     [
         [*LAYER[:2], ("Reshape", "g other", "h"), ("Sigmoid", "h", "y")],  # channels are split
         [("Reshape", "x few", "f"), ("Gemm", "f narrow b", "g"), ("Reshape", "g quarter", "h"), ("Sigmoid", "h", "y")],
+        [*LAYER[:2], ("Reshape", "g apart", "h"), ("Sigmoid", "h", "y")],  # tokens are images
         [*LAYER, ("ReduceMax", "g", "most", {"keepdims": 0}), ("Add", "h most", "y")],  # rows are read as well
     ],
 )

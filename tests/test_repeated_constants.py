@@ -123,6 +123,44 @@ def test_what_depends_on_the_batch_otherwise_stays(rows):
     folded([*ONES, *rows, *most])
 
 
+POSITION = SINES[len(ONES) :]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("ConstantOfShape", "batch", "o", ONE), ("Gather", "o zero", "p"), ("Expand", "p s", "a")],  # of one axis
+        [("MatMul", "ones uneven", "a")],
+        [*POSITION, ("Reshape", "position list", "o"), ("CumSum", "o zero", "a")],  # tokens of all images
+        [*POSITION, ("Mul", "position b", "o"), ("GatherND", "o pairs", "p"), ("Expand", "p pairs_of_each", "a")],
+        [*POSITION, ("LayerNormalization", "position wide wide", "a", {"axis": 1})],
+    ],
+    ids=["gather", "matmul", "reshape", "gathernd", "norm"],
+)
+def test_what_is_computed_of_repeated_numbers(rows):
+    """The result is the same, which `folded` compares."""
+    more = {"uneven": RANDOM.standard_normal((6, 8)), "wide": RANDOM.standard_normal((24, 8)), "list": INT([-1, 8])}
+    more |= {"pairs": INT([[0, 3], [0, 5]]), "l8": INT([8])}
+    each = [*BATCH, ("Concat", "batch l2 l8", "pairs_of_each", {"axis": 0})]
+    folded(
+        [*each, *ONES[len(BATCH) :], *rows, ("ReduceMax", "a", "most", {"keepdims": 0}), ("Add", "x most", "y")], **more
+    )
+
+
+def test_an_input_with_a_default_is_no_constant():
+    rows = [
+        *BATCH,
+        ("Concat", "batch l1 l1", "times", {"axis": 0}),
+        ("Tile", "queries times", "q"),
+        ("Add", "q x", "y"),
+    ]
+    model = graph(rows, WEIGHTS, {"x": ("N", 5, 8), "queries": (1, 5, 8)})
+    after, _ = rewritten(model, FOLDS)
+    feed = {"x": RANDOM.standard_normal((3, 5, 8)), "queries": RANDOM.standard_normal((1, 5, 8))}
+    given, found = (ReferenceEvaluation(each).run(feed)["y"] for each in (model, after))
+    np.testing.assert_allclose(found, given, rtol=0, atol=1e-12)
+
+
 def test_constants_that_are_larger_than_what_they_are_computed_from_stay():
     large = {"l4": INT([64]), "l6": INT([80])}
     rows = [("CumSum", "ones one", "a"), ("CumSum", "a two", "c"), ("Sin", "c", "d"), ("Add", "x d", "y")]

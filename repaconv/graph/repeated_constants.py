@@ -169,7 +169,7 @@ def _gather(node: ir.Node, given: Given, _opset: int) -> list[Array] | None:
         return None
     axis = int(attribute(node, "axis", 0)) % x.ndim
     if x.shape[axis] == 1:
-        return [x.reshape(*x.shape[:axis], *[1] * len(shape), *x.shape[axis + 1 :])]
+        return [x.reshape((*x.shape[:axis], *[1] * len(shape), *x.shape[axis + 1 :]))]
     whole = _full(x, sizes(node.inputs[0]), [axis])
     if indices is None or whole is None:
         return None

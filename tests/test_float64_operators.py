@@ -15,7 +15,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from repaconv.verification.float64_graphs import ReferenceEvaluation
-from repaconv.verification.float64_operators import _read_pixels, error_function
+from repaconv.verification.float64_operators import ERF_END, ERF_GRID, _read_pixels, error_function
 
 RANDOM = np.random.default_rng(0)
 IMAGE = (2, 4, 13, 11)
@@ -316,8 +316,8 @@ def test_an_infinite_pixel_changes_those_outputs_of_a_depthwise_convolution_that
 
 
 def test_the_error_function_is_that_of_math_and_of_torch():
-    grid = np.arange(6 * 1024 + 3) / 1024  # where values are kept, next to it, and half-way between
-    places = [grid, np.nextafter(grid, -1), np.nextafter(grid, 9), grid + 2.0**-11]
+    grid = np.arange(ERF_END * ERF_GRID + 3) / ERF_GRID  # where values are kept, next to it, and half-way between
+    places = [grid, np.nextafter(grid, -1), np.nextafter(grid, 9), grid + 0.5 / ERF_GRID]
     places += [np.geomspace(1e-300, 30, 5000), *(RANDOM.standard_normal(20_000) * width for width in (0.01, 0.5, 3))]
     x = np.concatenate([sign * each for each in places for sign in (1, -1)])
     found = error_function(x.reshape(2, -1)).reshape(-1)

@@ -281,7 +281,7 @@ def _is_slower(view: View, last: ir.Node) -> bool:
 
     It joins Transposes of which one reads another, so they count as one.
     """
-    before, _, perm = view.turned()
+    before, _, perm = view.turned
     if is_fast_transpose(perm) or known_product(before) < MIN_ELEMENTS:
         return False
     perm = []

@@ -139,7 +139,8 @@ def remove_unused(model: ir.Model) -> None:
         return
     unused = set[ir.Node]()
     for node in reversed(model.graph):
-        if not any(value.is_graph_output() or not unused.issuperset(value.consumers()) for value in node.outputs):
+        readers = [user for value in node.outputs for user, _ in value.uses()]
+        if unused.issuperset(readers) and not any(value.is_graph_output() for value in node.outputs):
             unused.add(node)
     model.graph.remove(unused, safe=True)  # one by one, it would look through all outputs of the graph for each
     for name, value in tuple(model.graph.initializers.items()):

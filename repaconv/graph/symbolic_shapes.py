@@ -218,10 +218,14 @@ def _computed(expression: ast.expr, names: Collection[str]) -> Size:
 
 def sizes(value: ir.Value | None) -> Sizes | None:
     """Return the shape of a value, or None if its rank is unknown. An unnamed dimension gets a unique name."""
-    if value is None or value.shape is None:
+    shape = None if value is None else value.shape
+    if shape is None:
         return None
-    dims = value.shape.dims
-    if {*map(type, dims)} <= {int}:  # almost all, and this is called a hundred thousand times
+    dims = shape.dims
+    for dim in dims:  # almost all are numbers, and this is called a hundred thousand times
+        if type(dim) is not int:
+            break
+    else:
         return cast("Sizes", dims)
     found: list[Size] = []
     for axis, dim in enumerate(dims):

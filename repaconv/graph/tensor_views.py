@@ -192,7 +192,7 @@ class View:
 
         None if too many sizes are dynamic, or if that takes more than `MOST_AXES` axes.
         """
-        before, after, perm = self.turned()
+        before, after, perm = self.turned
         if perm == list(range(len(perm))):
             return reshaped(write, self.source, self.shape)
         if self._has_too_many(before):
@@ -207,7 +207,7 @@ class View:
     @property
     def operators(self) -> list[str]:
         """The operators that `write` writes, in order."""
-        before, after, perm = self.turned()
+        before, after, perm = self.turned
         if perm == sorted(perm):
             return ["Reshape"] * (sizes(self.source) != self.shape)
         return [*["Reshape"] * (before != sizes(self.source)), "Transpose", *["Reshape"] * (after != self.shape)]
@@ -215,7 +215,7 @@ class View:
     @property
     def writable(self) -> bool:
         """Whether `write` can write the view."""
-        before, after, perm = self.turned()
+        before, after, perm = self.turned
         if perm == list(range(len(perm))):
             after = sizes(self.source) or ()
         elif self._has_too_many(before) or reshape_target(sizes(self.source) or (), before) is None:
@@ -225,8 +225,9 @@ class View:
     def _has_too_many(self, turned: Sizes) -> bool:
         return len(turned) > max(MOST_AXES, len(self.of), len(self.axes))
 
+    @cached_property
     def turned(self) -> tuple[Sizes, Sizes, list[int]]:
-        """Return the shapes before and after the Transpose that makes the view, and its perm, with the fewest nodes."""
+        """The shapes before and after the Transpose that makes the view, and its perm, with the fewest nodes."""
         ways = [way for way in (self._by_source(), self._by_axes()) if way is not None]
         return min([*ways, self._by_runs()], key=self._length)
 

@@ -233,7 +233,7 @@ def _costed(plan: _EinsumPlan) -> _EinsumPlan | None:
         if not view.writable:
             return None
         nodes = view.operators
-        perm = view.turned()[2]
+        perm = view.turned[2]
         swapped = nodes == ["Transpose"] and perm == [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2]
         is_swap = swapped and plan.product == "MatMul"
         operators += nodes

@@ -257,6 +257,18 @@ def test_constants_are_scattered_as_the_reference_implementation_does(monkeypatc
     np.testing.assert_array_equal(kept.numpy(), right)
 
 
+@pytest.mark.parametrize(("place", "new"), [(2, (1, 3)), (4, (2, 3)), (2, (2, 1))], ids=["rows", "places", "columns"])
+def test_constants_that_a_runtime_refuses_to_scatter_stay(place, new):
+    weights = [np.zeros((4, 3)), np.array([[0], [place]]), np.ones(new)]
+    node = helper.make_node("ScatterND", ["x", "places", "new"], ["y"])
+    last = helper.make_node("Identity", ["y"], ["z"])
+    named = [numpy_helper.from_array(each, name) for each, name in zip(weights, node.input, strict=True)]
+    port = helper.make_tensor_value_info("z", TensorProto.DOUBLE, (4, 3))
+    graph = read(helper.make_model(helper.make_graph([node, last], "one", [], [port], named)))
+    fold_shapes(graph)
+    assert "ScatterND" in [each.op_type for each in graph.graph]
+
+
 @pytest.mark.parametrize("pads", [[0] * 4, [1] * 4])
 @pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
 def test_pools_that_round_up_begin_no_window_after_their_input(kind, pads):

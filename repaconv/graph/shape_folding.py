@@ -277,11 +277,14 @@ def _gathered(node: ir.Node, data: np.ndarray, indices: np.ndarray) -> np.ndarra
 def _scattered(data: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> np.ndarray | None:
     """Evaluate a ScatterND; the reference implementation loops over single indices."""
     changed: np.ndarray = data.copy()
+    places = tuple(np.moveaxis(indices, -1, 0))
     try:
-        changed[tuple(np.moveaxis(indices, -1, 0))] = updates
-    except (IndexError, ValueError):  # it would also fail in a runtime
+        fits = changed[places].shape == updates.shape  # numpy would repeat updates, which a runtime refuses
+    except IndexError:  # it would also fail in a runtime
         return None
-    return changed
+    if fits:
+        changed[places] = updates
+    return changed if fits else None
 
 
 def reference_output(node: ir.Node, arrays: dict[str | None, np.ndarray], opset: int) -> np.ndarray | None:

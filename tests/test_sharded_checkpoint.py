@@ -75,7 +75,9 @@ def test_the_fold_is_that_of_the_joined_checkpoint(tiny_weights, name, repaconv)
 def test_later_commands_take_a_run_of_several_files(big):
     rc.fold(big)
     assert rc.export().verdict == "passed"
-    assert "cannot be reproduced" not in str(rc.report())
+    report = rc.report()
+    assert report.title == "model: riformer"
+    assert "cannot be reproduced" not in str(report)
     assert rc.compare("big", "repaconv-out/model").verdict == "passed"
 
 
@@ -193,6 +195,7 @@ DAMAGE: dict[str, tuple[Callable[[], Any], str, str]] = {
     "out of its folder": (lambda: _moved(FIRST, "../big/x"), "checkpoint.index", "'../big/x', which is not inside"),
     "an absolute path": (lambda: _moved(FIRST, "/etc/passwd"), "checkpoint.index", "'/etc/passwd', which is not"),
     "no name": (lambda: _moved(FIRST, ""), "checkpoint.index", "'', which is not inside"),
+    "an index": (lambda: _moved(FIRST, INDEX.name), "checkpoint.index", "an index, as a part"),
     "no letters": (lambda: _moved(FIRST, "\ud800"), "file.name", "letters that the encoding"),
     "no file name": (lambda: _moved(FIRST, "a\0"), "file.name", "is not a valid file name"),
 }

@@ -83,6 +83,8 @@ def weight_map(index: Path) -> dict[str, str]:
         place = PurePosixPath(part)
         if place.is_absolute() or ".." in place.parts or not place.parts:
             raise _no_index(index, f"it names the file {part!r}, which is not inside its folder")
+        if part.endswith(INDEX):
+            raise _no_index(index, f"it names {part!r}, an index, as a part")
     return named
 
 
@@ -121,7 +123,7 @@ def parts_of(index: Path) -> dict[str, Path]:
         if not part.is_file():
             what = "is not a regular file" if part.exists() else "is missing"
             raise Refused(
-                f"{part} {what}, and {index.name} names it as one of the {len(names)} parts of the checkpoint.",
+                f"{part} {what}, and {index.name} names it as a part of the checkpoint.",
                 hint=f"Download or copy all parts into the folder of {index.name}.",
                 code="checkpoint.part",
             )

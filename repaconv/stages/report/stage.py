@@ -129,7 +129,7 @@ def gather(taken: run_folder.Run, paper: PaperTable | None) -> Report:
         made_by=made_by(),
         verdict="failed" if changed or any(part.verdict == "failed" for part in parts) else "passed",
         unverified=tuple(dict.fromkeys(word for part in parts for word in part.unverified)),
-        title=f"{Path(folded.origin.path).stem}: {folded.called}",
+        title=f"{run_folder.utf8_stem(Path(folded.origin.path))}: {folded.called}",
         converted=converted,
         trained=trained,
         folded=folded,

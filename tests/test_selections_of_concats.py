@@ -114,3 +114,34 @@ def test_sizes_are_read_once_for_all_slices_of_a_concat(monkeypatch):
     found = operators_after_folding(graph(rows, numbers, {"x": SHAPE}, outputs), X)
     assert not {"Concat", "Slice"} & set(found)
     assert len(read) < 10 * count
+
+
+@pytest.mark.parametrize(
+    ("places", "left"),
+    [
+        ([1, 2, 3, 4], ["Split", "Sin", "Concat", "Softmax"]),
+        ([0, 1], ["Split", "Sin", "Concat", "Softmax"]),
+        ([1, 2], ["Concat", "Gather", "Sin", "Slice", "Softmax"]),
+        ([4, 3, 2, 1], ["Concat", "Gather", "Sin", "Slice", "Softmax"]),
+    ],
+    ids=["the end", "the beginning", "the middle", "backwards"],
+)
+def test_an_assignment_to_the_end_or_the_beginning_is_a_concat_with_the_rest(places, left):
+    """As in MViT: ``x[:, 1:] += y`` is an assignment of what was added, and one more of the same to itself."""
+    start, end = min(places), max(places) + 1
+    numbers = {"axis": [1], "start": [start], "end": [end], "places": np.array(places)[:, None]}
+    turned = {"perm": [1, 0, 2]}
+    rows = []
+    for number, x in enumerate(("x", "a0")):
+        rows += [
+            ("Slice", f"{x} start end axis", f"s{number}"),
+            *([("Sin", "s0", "w0")] if not number else [("Identity", "s1", "w1")]),
+            ("Transpose", x, f"t{number}", turned),
+            ("Transpose", f"w{number}", f"u{number}", turned),
+            ("ScatterND", f"t{number} places u{number}", f"b{number}"),
+            ("Transpose", f"b{number}", f"a{number}", turned),
+        ]
+        if "Gather" in left:
+            break
+    found = kinds(*rows, ("Softmax", rows[-1][2], "y"), **numbers)
+    assert sorted(found) == sorted(left)

@@ -315,8 +315,11 @@ def _replace_by_view(write: Writer, new: ir.Value, view: View) -> None:
 
 
 def _move_assignment(model: ir.Model, node: ir.Node) -> None:
-    """Replace a ScatterND along the first axis of two equally transposed values by a Concat and a Gather of their
-    sources."""
+    """Replace a ScatterND along the first axis of two equally transposed values by a Concat of their sources.
+
+    What is written to the beginning or the end stands next to a slice of the rest: MViT adds ``x[:, 1:] += y``. Of what
+    is written elsewhere, a Gather takes the order.
+    """
     found, data, updates = slice_assignment(node), node.inputs[0], node.inputs[2]
     views = [view_of(value) if value is not None else None for value in (data, updates)]
     masks = broadcast_constant(node.outputs[0]) is not None
@@ -333,11 +336,21 @@ def _move_assignment(model: ir.Model, node: ir.Node) -> None:
         return
     if shapes[1] != (*shapes[0][:home], added, *shapes[0][home + 1 :]):  # 2 x 3 and 3 x 2 seen as 6
         return
-    write = Writer(model, node)
+    write, places = Writer(model, node), found[1]
+    rest = np.setdiff1d(np.arange(length), places)
+    if len(rest) and len(places) == added == length - len(rest) and are_consecutive(places) and are_consecutive(rest):
+        ends = ([int(rest[0])], [int(rest[-1]) + 1], [home])
+        kept = write("Slice", first.source, *(write.constant(end) for end in ends))
+        set_shape(kept, (*shapes[0][:home], len(rest), *shapes[0][home + 1 :]), first.source)
+        parts = (kept, second.source) if rest[0] < places[0] else (second.source, kept)
+        new = write("Concat", *parts, axis=home)
+        set_shape(new, shapes[0], first.source)
+        _replace_by_view(write, new, first)
+        return
     both = write("Concat", first.source, second.source, axis=home)
     set_shape(both, (*shapes[0][:home], length + added, *shapes[0][home + 1 :]), first.source)
     order = np.arange(length)
-    order[found[1]] = length + np.arange(added)
+    order[places] = length + np.arange(added)
     new = write("Gather", both, write.constant(order), axis=home)
     set_shape(new, shapes[0], first.source)
     _replace_by_view(write, new, first)

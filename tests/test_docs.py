@@ -341,8 +341,9 @@ def test_the_page_of_python_names_every_option_that_is_no_argument_of_that_name(
     of_the_terminal = {"quiet", "verbose", "format"}
     elsewhere = {"estimate", "objective", "streams"}  # of bench: functions of their own, named above the table
     for name, command in get_command(app).commands.items():
-        if not (function := getattr(repaconv, name.replace("-", "_"), None)):
+        if (name_in_python := name.replace("-", "_")) not in repaconv.__all__:
             continue
+        function = getattr(repaconv, name_in_python)
         options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
         spelled = {option[2:].replace("-", "_") for each in options for option in each.opts if option[:2] == "--"}
         lacking = spelled - inspect.signature(function).parameters.keys() - of_the_terminal - elsewhere

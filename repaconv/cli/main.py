@@ -126,6 +126,10 @@ def main(arguments: list[str] | None = None) -> None:
         gc.freeze()  # the garbage collection at exit takes most of a second after importing torch
     if own_process and current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C would print a traceback of what runs at exit
+    try:
+        sys.stdout.flush()
+    except OSError:  # reported already; Python would try again at exit and end with code 120
+        discard(sys.stdout)
     sys.exit(code if isinstance(code, int) else 0)
 
 

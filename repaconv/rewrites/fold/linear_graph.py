@@ -37,7 +37,7 @@ from repaconv.algebra.channel_maps import (
     selection,
     sum_to_cost,
 )
-from repaconv.graph.nodes_and_constants import attributes_key
+from repaconv.graph.nodes_and_constants import attributes_key, made_by
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -422,6 +422,8 @@ def handed_on(one: Removal, reader: Vertex) -> tuple[Vertex, Map, dict[Vertex, R
     ((last, outer),) = ((user, user.inputs[reader]) for user in reader.outputs)
     if last in one.readers or last.inputs.keys() & one.vertex.inputs.keys():
         return None
+    if any(source.value is not None and made_by(source.value, "Expand") for source in one.vertex.inputs):
+        return None  # each of its repeated tokens is multiplied once if the product reads it alone
     others = {user: was for user, was in one.readers.items() if user is not reader}
     return last, composition(outer, one.readers[reader].edge), others
 

@@ -18,18 +18,18 @@ REPAVIT = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm
 
 
 class Model(NamedTuple):
-    """One net.
+    """One network.
 
     Attributes:
         method: Its method.
-        size: As the method names it.
-        bar: How many times as fast repaconv's form is meant to be at batch 1 on one thread; None: reported only.
-        deployed: Makes the hand-made deploy form of the checkpoint.
+        size: The method's name of its size.
+        bar: Required speedup of repaconv at batch size 1 on one thread; None if it is reported only.
+        deployed: Makes the manual baseline of the checkpoint.
         metadata: What a trainer writes next to the weights.
-        note: Tells it from another of its size.
+        note: Distinguishes it from another network of its size.
         lora: Rank of the adapters that it was trained with.
         merges: Whether it chooses tokens to merge.
-        large: Whether it takes seconds a call.
+        large: Whether one inference takes seconds.
     """
 
     method: str
@@ -48,7 +48,7 @@ class Model(NamedTuple):
         return f"{self.size} {self.note}".strip()
 
     def checkpoint(self) -> dict[str, Any]:
-        """The training checkpoint."""
+        """The training-time checkpoint."""
         weights = plugins.load(plugins.METHODS, self.method).example(self.size, seed=SEED)
         if self.lora:
             weights |= pyra.example_lora(weights, self.lora, SEED)
@@ -56,7 +56,7 @@ class Model(NamedTuple):
 
 
 def _branches(size: str, bar: float | None, value: str) -> Model:
-    """Of the paper: 224 pixels, 12 heads."""
+    """A network of the paper: 224 pixels, 12 heads."""
     meta = example_meta(img_size=224, num_heads=12, num_branches=int(size.partition("x")[2]), attn_value=value)
     return Model("nondeep", size, bar, nondeep.deployed, {"meta": meta}, note=value)
 

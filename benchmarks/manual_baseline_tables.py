@@ -5,22 +5,22 @@ from __future__ import annotations
 from math import exp, log
 from typing import Any
 
-HAND, OURS = "hand-made", "repaconv"
+MANUAL_BASELINE, REPACONV = "hand-made", "repaconv"
 MEAN_BAR = 1.15
-"""Of the geometric mean over the methods."""
+"""Required geometric mean of the speedups over the methods."""
 
 Row = dict[str, Any]
 
 
-def told(row: Row) -> str:
-    """A row as a line."""
+def summary_line(row: Row) -> str:
+    """A row as one line of text."""
     faster, share, same = row["ratio"], row["share_of_peak"], row["agreement"]
     bar = "" if row["bar"] is None else f", bar {row['bar']}"
     return (
         f"{row['method']} {row['model']}, {_place(row['batch'], row['threads'])}: "
         f"{faster['median']:.3f} ({faster['low']:.3f} to {faster['high']:.3f})x{bar}; "
-        f"{row['p50_ms'][HAND]:.2f} -> {row['p50_ms'][OURS]:.2f} ms, "
-        f"{share[HAND]:.0%} -> {share[OURS]:.0%} of {row['peak_gflops']:.0f} GFLOP/s; "
+        f"{row['p50_ms'][MANUAL_BASELINE]:.2f} -> {row['p50_ms'][REPACONV]:.2f} ms, "
+        f"{share[MANUAL_BASELINE]:.0%} -> {share[REPACONV]:.0%} of {row['peak_gflops']:.0f} GFLOP/s; "
         f"{same['agreeing']} of {same['images']} images the same, {same['max_rel_error']:.0e} apart at most; "
         f"{row['measurement']} {'; '.join(row['reasons'])}"
     ).rstrip()
@@ -31,7 +31,7 @@ def _place(batch: int, threads: int) -> str:
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
-    """Every bar met or missed, and the mean over methods, each of them counted once."""
+    """Every required speedup, met or missed, and the geometric mean over the methods, each counted once."""
     chosen = [row for row in rows if row["bar"] is not None]
     methods = list(dict.fromkeys(row["method"] for row in chosen))
     by_method = {
@@ -66,9 +66,9 @@ def markdown(result: dict[str, Any]) -> str:
         if (row["batch"], row["threads"]) == first:
             times, share, faster = row["p50_ms"], row["share_of_peak"], row["ratio"]
             lines.append(
-                f"| {row['method']} | {row['model']} | {times[HAND]:.2f} ms | {times[OURS]:.2f} ms "
+                f"| {row['method']} | {row['model']} | {times[MANUAL_BASELINE]:.2f} ms | {times[REPACONV]:.2f} ms "
                 f"| {faster['median']:.3f} ({faster['low']:.3f} to {faster['high']:.3f}) "
-                f"| {share[HAND]:.0%} -> {share[OURS]:.0%} |"
+                f"| {share[MANUAL_BASELINE]:.0%} -> {share[REPACONV]:.0%} |"
             )
     mean = result["summary"]["geometric_mean"]
     lines.append(f"| geometric mean over the methods | | | | **{mean:.3f}** | |")
@@ -77,7 +77,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _others(rows: list[Row], others: list[tuple[int, int]]) -> list[str]:
-    """Ratios of the other batches and threads, a column each."""
+    """Speedups at the other batch sizes and thread counts, one column for each."""
     found = {(row["method"], row["model"], row["batch"], row["threads"]): row["ratio"]["median"] for row in rows}
     names = list(dict.fromkeys((row["method"], row["model"]) for row in rows))
     heads = [_place(batch, threads) for batch, threads in others]

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manual_baselines.shared_layers import Attention, Mlp, PatchEmbed, bare, depth_of, filled, under
+from manual_baselines.shared_layers import (
+    Attention,
+    Mlp,
+    PatchEmbed,
+    depth_of,
+    entries_with_prefix,
+    with_weights,
+    without_initialized_weights,
+)
 
 
 class DropIn(nn.Module):
@@ -55,13 +63,13 @@ class Block(nn.Module):
 
 
 class DropInViT(nn.Module):
-    """No class token: the mean of the patches is read."""
+    """A ViT without class token: the head gets the mean of the patches."""
 
     def __init__(self, weights: dict[str, Tensor], heads: int) -> None:
         super().__init__()
         kernel = weights["patch_embed.proj.weight"]
         width, tokens = len(kernel), weights["pos_embed"].shape[1]
-        blocks = [under(weights, f"blocks.{index}.") for index in range(depth_of(weights))]
+        blocks = [entries_with_prefix(weights, f"blocks.{index}.") for index in range(depth_of(weights))]
         self.patch_embed = PatchEmbed(kernel)
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens, width))
         self.blocks = nn.Sequential(*[Block(block, heads, math.isqrt(tokens)) for block in blocks])
@@ -74,11 +82,15 @@ class DropInViT(nn.Module):
 
 
 def gated(weights: dict[str, Tensor], count: int) -> dict[str, Tensor]:
-    """The largest gates take their convolution, over the values that attention had; the others attend."""
+    """Weights of the blocks as their gates choose them.
+
+    The ``count`` blocks with the largest gates get their convolution over the values of attention; the others keep
+    attention.
+    """
     chosen = weights["gate.weight"].argsort(descending=True)[:count].tolist()
     found = {name: weight for name, weight in weights.items() if ".attn." not in name and name != "gate.weight"}
     for index in range(depth_of(weights)):
-        attn = under(weights, f"blocks.{index}.attn.")
+        attn = entries_with_prefix(weights, f"blocks.{index}.attn.")
         kept = {name: weight for name, weight in attn.items() if name.startswith("dw.") == (index in chosen)}
         kept |= {name: weight for name, weight in attn.items() if name.startswith("proj.")}
         if index in chosen:
@@ -89,8 +101,8 @@ def gated(weights: dict[str, Tensor], count: int) -> dict[str, Tensor]:
 
 
 def deployed(checkpoint: dict[str, Any], heads: int) -> nn.Module:
-    """The net as trained; where it has gates, what they chose."""
+    """The network as trained; if it has gates, with the blocks that they chose."""
     weights = checkpoint["model"]
     if "gate.weight" in weights:
         weights = gated(weights, checkpoint["meta"]["gate"]["p"])
-    return filled(bare(DropInViT, weights, heads), weights)
+    return with_weights(without_initialized_weights(DropInViT, weights, heads), weights)

@@ -20,7 +20,7 @@ from torch import nn
 
 def export(module: nn.Module, shape: tuple[int, ...], path: Path, *, free_batch: bool = False) -> None:
     """Write a graph for images [B, C, H, W] of exactly that shape, or of any batch, in the exporter's own opset."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it would like to have
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about optional packages
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         sizes = ({0: "batch"},) if free_batch else None
@@ -32,7 +32,7 @@ def export(module: nn.Module, shape: tuple[int, ...], path: Path, *, free_batch:
 
 
 def runner(path: Path, threads: int) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
-    """Images to logits, by a session with every option at its default but the number of threads."""
+    """A function from images to logits, in a session with default options except for the number of threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

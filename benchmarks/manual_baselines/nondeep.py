@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manual_baselines.shared_layers import Mlp, PatchEmbed, bare, depth_of, filled, under
+from manual_baselines.shared_layers import (
+    Mlp,
+    PatchEmbed,
+    depth_of,
+    entries_with_prefix,
+    with_weights,
+    without_initialized_weights,
+)
 
 EPS = 1e-6
 
@@ -54,7 +61,7 @@ class NonDeepViT(nn.Module):
         super().__init__()
         kernel = weights["patch_embed.proj.weight"]
         width = len(kernel)
-        of_block = under(weights, "blocks.0.attn.") | under(weights, "blocks.0.mlp.")
+        of_block = entries_with_prefix(weights, "blocks.0.attn.") | entries_with_prefix(weights, "blocks.0.mlp.")
         self.patch_embed = PatchEmbed(kernel)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(weights["pos_embed"].shape))
@@ -95,17 +102,21 @@ def _heads(rows: Tensor, heads: int) -> Tensor:
 
 
 def deployed(checkpoint: dict[str, Any]) -> nn.Module:
-    """The net with its branches joined; ``meta`` has the heads, how the values join and how the scores are divided."""
+    """The network with its branches joined.
+
+    ``meta`` of the checkpoint has the number of heads, how the values are joined and how the scores are divided.
+    """
     trained, arch, join = checkpoint["model"], checkpoint["meta"]["arch"], checkpoint["meta"]["join"]
     heads, count = arch["num_heads"], arch["num_branches"]
     weights = {name: w for name, w in trained.items() if ".branches." not in name and name != "join_lambda"}
     for index in range(depth_of(trained)):
         attn, mlp = (
-            [under(trained, f"blocks.{index}.{part}.branches.{b}.") for b in range(count)] for part in ("attn", "mlp")
+            [entries_with_prefix(trained, f"blocks.{index}.{part}.branches.{b}.") for b in range(count)]
+            for part in ("attn", "mlp")
         )
         joined = join_attention(attn, heads, summed=join["attn_value"] == "value-sum")
         weights |= {f"blocks.{index}.attn.{name}": weight for name, weight in joined.items()}
         weights |= {f"blocks.{index}.mlp.{name}": sum(branch[name] for branch in mlp) for name in mlp[0]}
     head = len(weights["head.weight"][0]) // heads
     divisor = (math.sqrt(count) if join["score_scale"] == "sqrt" else count) * math.sqrt(head)
-    return filled(bare(NonDeepViT, weights, heads, divisor), weights)
+    return with_weights(without_initialized_weights(NonDeepViT, weights, heads, divisor), weights)

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manual_baselines.shared_layers import Mlp, PatchEmbed, bare, depth_of, filled
+from manual_baselines.shared_layers import Mlp, PatchEmbed, depth_of, with_weights, without_initialized_weights
 
 EPS = 1e-6
 
 
 class KeyedAttention(nn.Module):
-    """Weighs keys by how many tokens they stand for, and hands out their mean over heads."""
+    """Attention that weighs keys by how many tokens were merged into them; also returns the keys' mean over heads."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x)), size
 
     def merge(self, x: Tensor, size: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Bipartite soft matching; the tokens that go are modulated by their rank and channel."""
+        """Bipartite soft matching; the merged tokens are modulated by their rank and channel."""
         source, kept, target = matching(keys, self.r)
         even, odd = (x * size)[:, ::2], (x * size)[:, 1::2]
         going, into = _rows(even, source), _rows(odd, target)
@@ -70,7 +70,9 @@ class Block(nn.Module):
 
 
 def matching(keys: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Even tokens that go, by descending similarity; even ones that stay, in order; the odd ones they go into."""
+    """Indices of the even tokens to merge, by descending similarity; of the other even tokens, in order; and of the odd
+    tokens that they are merged into.
+    """
     metric = keys / keys.norm(dim=-1, keepdim=True)
     scores = metric[:, ::2] @ metric[:, 1::2].transpose(-1, -2)
     scores[:, 0, :] = -math.inf  # the class token stays
@@ -111,7 +113,7 @@ class PyraViT(nn.Module):
 
 
 def merge_lora(trained: dict[str, Tensor]) -> dict[str, Tensor]:
-    """W += B A; the official code has no factor."""
+    """W += B A; the official code has no scaling factor."""
     weights = {name: weight for name, weight in trained.items() if ".LoRA_" not in name}
     for name in [name for name in trained if name.endswith(".LoRA_a.weight")]:
         attn = name.removesuffix("LoRA_a.weight")
@@ -121,13 +123,13 @@ def merge_lora(trained: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def deployed(checkpoint: dict[str, Any], heads: int) -> nn.Module:
-    """The net as trained, its LoRA merged; the rows of pyra_a say how many tokens go."""
+    """The network as trained, with its LoRA merged; pyra_a has as many rows as tokens are merged per block."""
     weights = merge_lora(checkpoint["model"])
-    return filled(bare(PyraViT, weights, heads), weights)
+    return with_weights(without_initialized_weights(PyraViT, weights, heads), weights)
 
 
 def example_lora(weights: dict[str, Tensor], rank: int, seed: int) -> dict[str, Tensor]:
-    """Seeded adapters on every qkv, which a net of PYRA is always trained with."""
+    """Seeded adapters on every qkv layer: networks of PYRA are always trained with them."""
     random = torch.Generator().manual_seed(seed)
     adapters = {}
     for index in range(depth_of(weights)):

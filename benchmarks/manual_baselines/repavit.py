@@ -12,13 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manual_baselines.shared_layers import Attention, PatchEmbed, bare, depth_of, filled, under
+from manual_baselines.shared_layers import (
+    Attention,
+    PatchEmbed,
+    depth_of,
+    entries_with_prefix,
+    with_weights,
+    without_initialized_weights,
+)
 
 EPS = 1e-5
 
 
 class RePaMlp(nn.Module):
-    """The deployed FFN, shortcut inside."""
+    """The inference-time FFN, including its shortcut."""
 
     def __init__(self, width: int, active: int) -> None:
         super().__init__()
@@ -30,7 +37,7 @@ class RePaMlp(nn.Module):
 
 
 class NormedAttention(Attention):
-    """The official attention has its norm inside."""
+    """Attention that includes its norm, as in the official code."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads)
@@ -50,7 +57,7 @@ class Block(nn.Module):
 
 
 class RePaViT(nn.Module):
-    """timm's vision transformer with a norm before the blocks and no bias in the patches."""
+    """timm's vision transformer with a norm before the blocks and no bias in the patch embedding."""
 
     def __init__(self, weights: dict[str, Tensor], heads: int) -> None:
         super().__init__()
@@ -74,7 +81,7 @@ class RePaViT(nn.Module):
 def reparam(mlp: dict[str, Tensor], idle_ratio: float) -> dict[str, Tensor]:
     """fc1, norm1, fc2 and norm2 as trained -> fc1, fc2 and fc3."""
     w1, c1, w2, c2 = (mlp[f"{layer}.{kind}"] for layer in ("fc1", "fc2") for kind in ("weight", "bias"))
-    (s1, t1), (s2, t2) = (_scale_and_shift(under(mlp, f"{norm}.")) for norm in ("norm1", "norm2"))
+    (s1, t1), (s2, t2) = (_scale_and_shift(entries_with_prefix(mlp, f"{norm}.")) for norm in ("norm1", "norm2"))
     w1, c1 = w1 * s1, c1 + w1 @ t1
     w2, c2 = w2 * s2, c2 + w2 @ t2
     active = math.ceil(len(w1) * (1 - idle_ratio))
@@ -94,11 +101,11 @@ def _scale_and_shift(norm: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def deployed(checkpoint: dict[str, Any], heads: int) -> nn.Module:
-    """The net as the official reparam leaves it; ``args`` has the idle ratio."""
+    """The network after the official reparam; ``args`` of the checkpoint has the idle ratio."""
     trained = checkpoint["model"]
     weights = {name: weight for name, weight in trained.items() if ".mlp." not in name}
     for index in range(depth_of(trained)):
         prefix = f"blocks.{index}.mlp."
-        folded = reparam(under(trained, prefix), checkpoint["args"].idle_ratio)
+        folded = reparam(entries_with_prefix(trained, prefix), checkpoint["args"].idle_ratio)
         weights |= {f"{prefix}{name}": weight for name, weight in folded.items()}
-    return filled(bare(RePaViT, weights, heads), weights)
+    return with_weights(without_initialized_weights(RePaViT, weights, heads), weights)

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manual_baselines.shared_layers import bare, filled
+from manual_baselines.shared_layers import with_weights, without_initialized_weights
 
 
 class ConvMlp(nn.Module):
-    """In 1x1 convolutions."""
+    """The MLP as 1x1 convolutions."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 class Embed(nn.Module):
-    """The stem, and what halves the map between stages."""
+    """The stem, or the downsampling layer between two stages."""
 
     def __init__(self, weight: Tensor, stride: int, padding: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def _stage(weights: dict[str, Tensor], prefix: str) -> nn.Module:
 
 
 def switch_to_deploy(trained: dict[str, Tensor]) -> dict[str, Tensor]:
-    """eq. 4 in every block."""
+    """Apply eq. 4 to every block."""
     weights = {name: w for name, w in trained.items() if ".norm1." not in name and ".token_mixer." not in name}
     for name in [name for name in trained if name.endswith("token_mixer.affine.weight")]:
         block = name.removesuffix("token_mixer.affine.weight")
@@ -86,10 +86,10 @@ def switch_to_deploy(trained: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def deployed(checkpoint: dict[str, Any], stride: int = 4) -> nn.Module:
-    """The net as the official switch_to_deploy leaves it; the stem's stride stands in no weight."""
+    """The network after the official switch_to_deploy; the stem's stride is an argument, as no weight has it."""
     weights = {}
     for name, weight in switch_to_deploy(checkpoint["model"]).items():
         parts = name.removeprefix("backbone.").replace("head.fc.", "head.").split(".")
         # the final norm is called after the last stage: norm6 of four stages
         weights[".".join(["norm" if parts[0].startswith("norm") else parts[0], *parts[1:]])] = weight
-    return filled(bare(RIFormer, weights, stride), weights)
+    return with_weights(without_initialized_weights(RIFormer, weights, stride), weights)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class PatchEmbed(nn.Module):
-    """Patches as tokens."""
+    """Patch embedding: images to tokens."""
 
     def __init__(self, kernel: Tensor, *, bias: bool = True) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """timm's, by torch's fused attention."""
+    """timm's attention, computed by torch's fused attention."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -49,23 +49,23 @@ class Mlp(nn.Module):
 
 
 def depth_of(weights: dict[str, Tensor]) -> int:
-    """How many blocks there are."""
+    """Number of blocks."""
     return 1 + max(int(found[1]) for name in weights if (found := re.match(r"blocks\.(\d+)\.", name)))
 
 
-def under(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """What lies under a prefix, by the names within it."""
+def entries_with_prefix(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries whose names start with the prefix, by their names without it."""
     return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
 
 
-def filled(module: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
-    """The module with all of these weights and no others, in their type of number, ready to run."""
+def with_weights(module: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
+    """The module with exactly these weights, in their dtype, in eval mode."""
     module.to(weights["head.weight"].dtype).load_state_dict(weights, strict=True)
     return module.eval().requires_grad_(requires_grad=False)
 
 
-def bare(build: type[nn.Module], *sizes: object) -> nn.Module:
-    """A module whose weights are not drawn first: of a large net that takes longer than all else."""
+def without_initialized_weights(build: type[nn.Module], *sizes: object) -> nn.Module:
+    """A module without initialized weights: their initialization would take most of the time of a large network."""
     with torch.device("meta"):
         module = build(*sizes)
     return module.to_empty(device="cpu")

@@ -1,4 +1,4 @@
-"""The networks with which the papers compare theirs: plain ViT of any size, and PoolFormer; seeded, not trained."""
+"""The networks that the papers compare their methods with: ViT of any size, and PoolFormer; seeded, not trained."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """timm's, with a class token."""
+    """timm's vision transformer with a class token."""
 
     def __init__(self, size: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class ViT(nn.Module):
 
 
 class Pooled(nn.Module):
-    """PoolFormer's block around the parts of an identity one: the mixer is what its neighbours average to, less it."""
+    """PoolFormer's block with the layers of RIFormer's: the mixer is average pooling minus its input."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -63,13 +63,13 @@ class Pooled(nn.Module):
 
 
 def vit(size: str) -> nn.Module:
-    """DeiT or ViT of that size."""
+    """A DeiT or ViT of that size."""
     torch.manual_seed(0)
     return ViT(size).eval().requires_grad_(requires_grad=False)
 
 
 def poolformer(identity: RIFormer) -> nn.Module:
-    """PoolFormer of the sizes and weights of a RIFormer."""
+    """A PoolFormer with the sizes and weights of a RIFormer."""
     for index, part in enumerate(identity.network):
         if isinstance(part, nn.Sequential):
             identity.network[index] = nn.Sequential(*[Pooled(block) for block in part])

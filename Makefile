@@ -70,7 +70,7 @@ bench-competitors: .venv/installed-dev
 # The same for arbitrary networks, for which timm and others must be installed; INT8=1 after FP32; BATCH=8 THREADS=2.
 bench-competitors-arbitrary: .venv/installed-dev
 	PYTHONPATH=benchmarks OMP_NUM_THREADS=$(or $(THREADS),1) $(BIN)/python -m competing_toolchains --originals $(if $(INT8),--int8) \
-	--batch $(or $(BATCH),1) --threads $(or $(THREADS),1) $(if $(ROWS),--rows $(ROWS)) --budget $(or $(BUDGET),60) --openings 20 $(if $(SECONDS),--seconds $(SECONDS))
+	--batch $(or $(BATCH),1) --threads $(or $(THREADS),1) $(if $(ROWS),--rows $(ROWS)) --budget $(or $(BUDGET),60) --session-loads-seconds 20 $(if $(SECONDS),--seconds $(SECONDS))
 
 bench-manual-baseline: .venv/installed
 	$(BIN)/python benchmarks/manual_baseline_speed.py --batch 1 8 32 --threads 1 2 --rounds 45 --other-rounds 6 --vit-large-batch 1 -o $(CURDIR)/benchmarks/results/manual_baseline_speed.json

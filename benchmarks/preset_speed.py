@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from competing_toolchains.method_networks import NETS
-from competing_toolchains.method_row import Place, prepared
+from competing_toolchains.method_networks import METHOD_NETWORKS
+from competing_toolchains.method_row import MeasurementOptions, prepare
 from manual_baselines import export_and_session
 
 from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure, pinned_to_cores
@@ -84,12 +84,12 @@ def forms_of(
 
 def measured(name: str, seconds: float, *, int8: bool) -> dict[str, Any]:
     """The row of a network."""
-    net = next(each for each in NETS if each.name == name)
+    network = next(each for each in METHOD_NETWORKS if each.name == name)
     with tempfile.TemporaryDirectory() as folder, pinned_to_cores(1):
-        ready = prepared(net, Place(1, 1, 40, 0, seconds), Path(folder))
+        ready = prepare(network, MeasurementOptions(1, 1, 40, 0, seconds), Path(folder))
         images = np.ascontiguousarray(ready.images[:1])
-        ways = dict(forms_of(ready.ours.run, Path(folder), images, int8=int8))
-        ways[HAND] = lambda: partial(export_and_session.runner(ready.hand.graph, 1), images)
+        ways = dict(forms_of(ready.for_repaconv.run, Path(folder), images, int8=int8))
+        ways[HAND] = lambda: partial(export_and_session.runner(ready.for_competitors.graph, 1), images)
         entrants = {way: Entrant(load) for way, load in ways.items()}
         found = measure(entrants, Protocol(40, cores=1, seconds=seconds))
         over_manual_baseline = {way: found.ratio(way, HAND) for way in ways}
@@ -128,14 +128,16 @@ def of_others(path: Path | None, here: str) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure, and say what it comes to."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = [net.name for net in NETS if not net.trained and not net.large]
-    options.add_argument("--nets", nargs="+", choices=[net.name for net in NETS], default=usual)
+    usual = [network.name for network in METHOD_NETWORKS if not network.trained and not network.large]
+    options.add_argument(
+        "--networks", "--nets", nargs="+", choices=[network.name for network in METHOD_NETWORKS], default=usual
+    )
     options.add_argument("--int8", action="store_true", help="both forms in int8, too")
     options.add_argument("--seconds", type=float, default=30, help="of all openings of a network")
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()
     rows, others = [], of_others(given.out, machine_key(fingerprint(())))
-    for name in given.nets:
+    for name in given.networks:
         rows.append(measured(name, given.seconds, int8=given.int8))
         print(name, {way: of[0] for way, of in rows[-1]["times_hand"].items()}, flush=True)
         if given.out:

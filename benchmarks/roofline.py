@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from competing_toolchains.method_networks import NETS, Net
+from competing_toolchains.method_networks import METHOD_NETWORKS, MethodNetwork
 
 import repaconv
 from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
@@ -56,22 +56,22 @@ class Row(NamedTuple):
     target: str
 
 
-def exported(net: Net) -> Iterator[Row]:
+def exported(network: MethodNetwork) -> Iterator[Row]:
     """The graphs of a network in every form, in a folder where what is there already is taken."""
-    folder = WORK / net.name
+    folder = WORK / network.name
     folder.mkdir(parents=True, exist_ok=True)
     run = folder / "run"
     if not (run / "fold.json").is_file():
-        torch.save(net.checkpoint(), folder / "c.pth")
+        torch.save(network.checkpoint(), folder / "c.pth")
         repaconv.fold(folder / "c.pth", out=run, force=True)
         (folder / "c.pth").unlink()
     for target, precision, quantizer in FORMS:
-        path = folder / f"{net.name}.{target}.{precision}.onnx"
+        path = folder / f"{network.name}.{target}.{precision}.onnx"
         if not path.is_file():
             by = {"quantizer": quantizer} if quantizer else {}
             done = repaconv.export(run, target=target, precision=precision, batch=1, **by)
             (run / done.payload.path).replace(path)
-        yield Row(net.name, path, target)
+        yield Row(network.name, path, target)
 
 
 def measured(row: Row) -> dict[str, Any]:
@@ -171,7 +171,9 @@ the function that the runtime fused into them, which takes its own time.
 def main() -> None:
     """Measure, each row kept as it comes, and write the page."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rows", nargs="*", choices=[net.name for net in NETS], help="these networks")
+    options.add_argument(
+        "--rows", nargs="*", choices=[network.name for network in METHOD_NETWORKS], help="these networks"
+    )
     options.add_argument("--models", nargs="*", type=Path, default=[], help="ONNX files, for ONNX Runtime and OpenVINO")
     options.add_argument("--prepare", action="store_true", help="export, and measure nothing")
     options.add_argument("--again", action="store_true", help="measure rows again that were measured here")
@@ -179,8 +181,8 @@ def main() -> None:
     given = options.parse_args()
     names = given.rows if given.rows is not None else () if given.models else USUAL
     done = kept()
-    for net in () if given.page else (net for net in NETS if net.name in names):
-        for row in exported(net):
+    for network in () if given.page else (network for network in METHOD_NETWORKS if network.name in names):
+        for row in exported(network):
             if not given.prepare:
                 _measure(row, done, given.again)
     for path in () if given.page or given.prepare else given.models:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from competing_toolchains.method_networks import NETS
+from competing_toolchains.method_networks import METHOD_NETWORKS
 from preset_speed import TARGETS, opened
 
 import repaconv
@@ -76,10 +76,10 @@ def possible(graph: Path, runtime: str, size: int) -> list[dict[str, float]]:
 
 def measured(name: str) -> list[dict[str, Any]]:
     """The rows of a network: one a runtime."""
-    net = next(each for each in NETS if each.name == name)
+    network = next(each for each in METHOD_NETWORKS if each.name == name)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        torch.save(net.checkpoint(), checkpoint := Path(folder, "c.pth"))
+        torch.save(network.checkpoint(), checkpoint := Path(folder, "c.pth"))
         run = Path(folder, "run")
         size = repaconv.fold(checkpoint, out=run).image_size[0]
         for target in TARGETS:
@@ -123,13 +123,19 @@ def main() -> None:
         graph, runtime, size, core = sys.argv[2:]
         return serve(Path(graph), runtime, int(size), int(core))
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = [net.name for net in NETS if not net.trained and not net.large]
-    options.add_argument("--nets", nargs="+", choices=[net.name for net in NETS if not net.trained], default=usual)
+    usual = [network.name for network in METHOD_NETWORKS if not network.trained and not network.large]
+    options.add_argument(
+        "--networks",
+        "--nets",
+        nargs="+",
+        choices=[network.name for network in METHOD_NETWORKS if not network.trained],
+        default=usual,
+    )
     options.add_argument("--page", type=Path)
     options.add_argument("-o", "--out", type=Path, required=True)
     given = options.parse_args()
     rows: list[dict[str, Any]] = []
-    for name in given.nets:
+    for name in given.networks:
         rows += measured(name)
         given.out.write_text(canonical_json({"rows": rows}))
     if given.page:

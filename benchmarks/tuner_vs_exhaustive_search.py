@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from competing_toolchains import repaconv_configurations
-from competing_toolchains.method_networks import NETS
+from competing_toolchains.method_networks import METHOD_NETWORKS
 
 import repaconv
 from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure
@@ -49,7 +49,7 @@ def folded(net: str, work: Path) -> Path:
     run = work / "run"
     if not (run / "fold.json").is_file():
         work.mkdir(parents=True, exist_ok=True)
-        torch.save(next(each for each in NETS if each.name == net).checkpoint(), work / "c.pth")
+        torch.save(next(each for each in METHOD_NETWORKS if each.name == net).checkpoint(), work / "c.pth")
         repaconv.fold(work / "c.pth", out=run, force=True)
         (work / "c.pth").unlink()
     return run
@@ -110,7 +110,7 @@ def compared(given: argparse.Namespace, work: Path) -> dict[str, Any] | None:
 def main() -> None:
     """Compare, print, write the result where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--net", choices=[net.name for net in NETS], default="repavit-deit-base-0.75")
+    parser.add_argument("--net", choices=[net.name for net in METHOD_NETWORKS], default="repavit-deit-base-0.75")
     parser.add_argument("--budget", type=float, default=600, help="seconds of the tuner")
     parser.add_argument("--slice", type=float, default=3600, help="seconds of the exhaustive search, each call")
     parser.add_argument("--rounds", type=int, default=50)

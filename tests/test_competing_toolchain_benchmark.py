@@ -12,12 +12,12 @@ import pytest
 import torch
 from competing_toolchains import arbitrary_network_row, docs_page
 from competing_toolchains.arbitrary_networks import Original, write_graph
-from competing_toolchains.method_row import EXACT, LOWER, Place
+from competing_toolchains.method_row import EXACT, LOWER, MeasurementOptions
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 SHAPE = (3, 16, 16)
-PLACE = Place(batch=8, threads=2, rounds=8, budget_s=0.1, opening_s=0.1)
+OPTIONS = MeasurementOptions(batch=8, threads=2, rounds=8, budget_s=0.1, session_loads_s=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +50,13 @@ def shapes(path):
 def test_rows_of_eight_images_on_two_threads(network, tmp_path, monkeypatch):
     for name in ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"):  # which a row sets
         monkeypatch.setenv(name, str(tmp_path))
-    exact = arbitrary_network_row.measured_exact(network, PLACE, tmp_path, compiled=False)
+    exact = arbitrary_network_row.measured_exact(network, OPTIONS, tmp_path, compiled=False)
     assert shapes(tmp_path / "original.onnx") == [[8, *SHAPE], [8, 10]]
-    arbitrary_network_row.prepare_lower(network, PLACE, tmp_path, exact)
-    lower = arbitrary_network_row.measured_lower(network, PLACE, tmp_path)
+    arbitrary_network_row.prepare_lower(network, OPTIONS, tmp_path, exact)
+    lower = arbitrary_network_row.measured_lower(network, OPTIONS, tmp_path)
     for row in (exact, lower):
         assert (row["batch"], row["threads"]) == (8, 2)
-        assert {(way["batch"], way["threads"]) for way in row["ways"].values()} == {(8, 2)}
+        assert {(deployment["batch"], deployment["threads"]) for deployment in row["ways"].values()} == {(8, 2)}
         assert f"{docs_page.KIND}, ONNX Runtime" in row["times_hand"]
         assert all(np.isfinite(list(loss.values())).all() for loss in row["losses"].values())
         assert json.loads(json.dumps(row)) is not None  # as it is kept
@@ -83,10 +83,10 @@ def test_each_batch_size_is_a_row_of_its_own(network, tmp_path, monkeypatch, cap
     monkeypatch.setattr(competing_toolchains, "ORIGINALS", tmp_path / "rows.jsonl")
     monkeypatch.setattr(competing_toolchains, "WORK", tmp_path)
 
-    def prepared(_network, place, work, *, compiled):
+    def prepare(_network, place, work, *, compiled):
         asked.append((place.batch, place.threads, work.name, compiled))
 
-    monkeypatch.setattr(arbitrary_network_row, "prepare_exact", prepared)
+    monkeypatch.setattr(arbitrary_network_row, "prepare_exact", prepare)
     monkeypatch.setattr(sys, "argv", ["", "--originals", "--prepare", "--batch", "8", "--threads", "2"])
     before = torch.get_num_threads()
     try:
@@ -112,6 +112,6 @@ def test_rows_go_into_the_file_that_was_named_and_no_page_is_written(network, tm
         competing_toolchains.main()
     finally:
         torch.set_num_threads(before)
-    assert competing_toolchains.kept(tmp_path / "new" / "rows.jsonl") == [recorded]
+    assert competing_toolchains.read_rows(tmp_path / "new" / "rows.jsonl") == [recorded]
     assert competing_toolchains.ORIGINALS.read_bytes() == committed
     assert (competing_toolchains.ROOT / "docs/competing-toolchains.md").read_bytes() == page_before

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from competing_toolchains import docs_page, method_row
-from competing_toolchains.competitors import Contender
-from competing_toolchains.method_networks import NETS
+from competing_toolchains.competitors import BenchmarkSubject
+from competing_toolchains.method_networks import METHOD_NETWORKS
 from conftest import TINY
 from manual_baseline_tables import markdown
 from manual_baselines import dwconv, nondeep, pyra, repavit, riformer
@@ -82,7 +82,7 @@ def test_dwconv(tmp_path):
 @pytest.mark.parametrize("method", models.METHODS)
 def test_manual_baselines_of_the_trained_networks(method):
     """What nothing but the trainer's own code tells, as a stem's stride and gates, is in the hand-made one, too."""
-    net = next(net for net in NETS if net.name == f"{method}-digits")
+    net = next(net for net in METHOD_NETWORKS if net.name == f"{method}-digits")
     double = {**net.checkpoint(), "model": in_double(net.checkpoint()["model"])}
     held = torch.from_numpy(np.load(models.HELD_OUT)["input"][:3]).double()
     found = read_checkpoint(models.checkpoint(method))
@@ -99,7 +99,11 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_a_slower_row_says_what_its_search_found_of_the_fastest_competitors_runtime_and_nothing_else():
     row = json.loads(
         json.dumps(
-            next(each for each in competing_toolchains.kept(competing_toolchains.ORIGINALS) if each["kind"] == "fp32")
+            next(
+                each
+                for each in competing_toolchains.read_rows(competing_toolchains.ORIGINALS)
+                if each["kind"] == "fp32"
+            )
         )
     )
     ours = row["exact"]["ours"]
@@ -121,8 +125,8 @@ def test_a_slower_row_says_what_its_search_found_of_the_fastest_competitors_runt
 
 def test_the_page_of_competing_toolchains_shows_the_result():
     written = docs_page.written(
-        competing_toolchains.kept(competing_toolchains.RESULT),
-        competing_toolchains.kept(competing_toolchains.ORIGINALS),
+        competing_toolchains.read_rows(competing_toolchains.RESULT),
+        competing_toolchains.read_rows(competing_toolchains.ORIGINALS),
     )
     assert written == (ROOT / "docs" / "competing-toolchains.md").read_text()
 
@@ -160,18 +164,18 @@ def test_original_networks_have_a_mean_of_all_and_the_slower_ones_by_name():
 def test_a_toolchain_that_is_much_slower_at_first_is_not_loaded_again(tmp_path):
     loads = []
 
-    def contender(name, seconds):
+    def benchmark_subject(name, seconds):
         def run(images):
             time.sleep(seconds)
             return images.reshape(len(images), -1)
 
-        return Contender(name, lambda: loads.append(name) or run)
+        return BenchmarkSubject(name, lambda: loads.append(name) or run)
 
-    everybody = [contender("original, ONNX Runtime", 0.002), contender("original, OpenVINO", 0.02)]
-    everybody.append(contender("ours, tuned", 0.002))
+    subjects = [benchmark_subject("original, ONNX Runtime", 0.002), benchmark_subject("original, OpenVINO", 0.02)]
+    subjects.append(benchmark_subject("ours, tuned", 0.002))
     images = np.ones((4, 3, 2, 2), np.float32)
     ready = method_row.Prepared(None, None, images, None, [2, 3])
-    found = method_row.interleaved(ready, method_row.Place(1, 1, 20, 0.0, 0.01), everybody, within=1.5)
+    found = method_row.interleaved(ready, method_row.MeasurementOptions(1, 1, 20, 0.0, 0.01), subjects, within=1.5)
     assert loads.count("original, OpenVINO") == 1 < loads.count("original, ONNX Runtime")
     assert found["exact"]["peer"] == "original, ONNX Runtime"
     assert found["times_hand"]["original, OpenVINO"][0] < 0.3
@@ -187,7 +191,7 @@ def test_the_page_shows_what_tune_chose_next_to_the_best_of_ours():
     """On the Xeon with AMX, `tune` left RePaViT-Base at 4.68 where a configuration of ours reached 5.91."""
     rows = [
         each
-        for each in competing_toolchains.kept(competing_toolchains.RESULT)
+        for each in competing_toolchains.read_rows(competing_toolchains.RESULT)
         if each["machine"].get("family") == "amx"
     ]
     base = next(each for each in rows if each["net"] == "repavit-deit-base-0.75")

@@ -1,4 +1,4 @@
-"""Measure rows and save each when it is complete. Rows of this CPU that are trusted already are not measured again.
+"""Measure rows and save each when it is complete. Rows of this CPU that are already trusted are not measured again.
 
 PYTHONPATH=benchmarks python -m competing_toolchains [--rows NAME ...] [--batch 1] [--threads 1] [--budget 60]
     [--seconds N]
@@ -6,7 +6,7 @@ PYTHONPATH=benchmarks python -m competing_toolchains --list
 PYTHONPATH=benchmarks python -m competing_toolchains --page        # only writes docs/competing-toolchains.md
 
 PYTHONPATH=benchmarks python -m competing_toolchains --originals [--int8] [--prepare] [--rows NAME ...]
-    [--batch 8 --threads 2] [--budget 60] [--openings 25]
+    [--batch 8 --threads 2] [--budget 60] [--session-loads-seconds 25]
 
 The last command measures arbitrary networks: FP32, or with ``--int8`` lower precision of those whose FP32 row exists.
 ``--prepare`` makes what is not timed, so that the measurement itself needs less time on a shared machine.
@@ -26,9 +26,9 @@ import torch
 
 from competing_toolchains import arbitrary_network_row, docs_page, method_row, repaconv_configurations
 from competing_toolchains.arbitrary_networks import NETWORKS
-from competing_toolchains.method_networks import NETS, Net
-from competing_toolchains.method_row import Place
-from competing_toolchains.repaconv_configurations import Ours
+from competing_toolchains.method_networks import METHOD_NETWORKS, MethodNetwork
+from competing_toolchains.method_row import MeasurementOptions
+from competing_toolchains.repaconv_configurations import RepaconvModel
 from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,121 +37,140 @@ RESULT, ORIGINALS = RESULTS / "competing_toolchains_methods.jsonl", RESULTS / "c
 ROUNDS = 40
 
 
-def kept(path: Path) -> list[dict[str, Any]]:
-    """Rows that were measured, the last of each."""
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The measured rows; of rows with the same key, the last."""
     lines = path.read_text().splitlines() if path.is_file() else []
     return list({docs_page.key(found): found for found in map(json.loads, lines)}.values())
 
 
-def allowed_for(net: Net, place: Place, known: list[dict[str, Any]]) -> dict[str, float]:
-    """What each of our ways loses on the trained net of the method, on this processor; judged now unless it was.
+def losses_on_trained_network(
+    network: MethodNetwork, options: MeasurementOptions, known: list[dict[str, Any]]
+) -> dict[str, float]:
+    """Loss of each configuration of repaconv on the trained network of the method, on this CPU.
 
-    Lower precision is of one image on one thread: what it loses is no matter of those, and its bars are for them.
+    Recorded losses are reused. Lower precision is measured only at batch size 1 on one thread: losses do not depend on
+    either, and the required speedups are for these.
     """
-    if net.large or (place.batch, place.threads) != (1, 1):
+    if network.large or (options.batch, options.threads) != (1, 1):
         return {}
-    here = machine_key(fingerprint(()))
+    machine = machine_key(fingerprint(()))
     for found in known:
-        if found["allowed"] and found["method"] == net.method and machine_key(found["machine"]) == here:
+        if found["allowed"] and found["method"] == network.method and machine_key(found["machine"]) == machine:
             return dict(found["allowed"])
-    trained = next(each for each in NETS if each.trained and each.method == net.method)
+    trained = next(each for each in METHOD_NETWORKS if each.trained and each.method == network.method)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        ready = method_row.prepared(trained, place, scratch)
-        return repaconv_configurations.losses(Ours(ready.ours.run, ready.ours.images, 1, 1), scratch)
+        ready = method_row.prepare(trained, options, scratch)
+        return repaconv_configurations.losses(
+            RepaconvModel(ready.for_repaconv.run, ready.for_repaconv.images, 1, 1), scratch
+        )
 
 
-def measured(given: argparse.Namespace) -> None:
-    """Every row that was asked for, appended to the result."""
-    begun, place = time.monotonic(), Place(given.batch, given.threads, given.rounds, given.budget, given.openings)
-    wanted = [net for net in NETS if not given.rows or net.name in given.rows]
-    for net in wanted:
-        known, here = kept(given.out), machine_key(fingerprint(()))
-        same = [found for found in known if docs_page.key(found) == (here, net.name, place.batch, place.threads)]
-        if any(docs_page.trusted(found) for found in same) and not given.again:
-            print(f"{net.name}: trusted already", flush=True)
+def _options(arguments: argparse.Namespace) -> MeasurementOptions:
+    """The options of every row."""
+    limits = arguments.rounds, arguments.budget, arguments.session_loads_seconds
+    return MeasurementOptions(arguments.batch, arguments.threads, *limits)
+
+
+def measure_method_networks(arguments: argparse.Namespace) -> None:
+    """Measure the selected rows of the methods' networks and append each to the result file."""
+    begun, options = time.monotonic(), _options(arguments)
+    wanted = [network for network in METHOD_NETWORKS if not arguments.rows or network.name in arguments.rows]
+    for network in wanted:
+        known, machine = read_rows(arguments.out), machine_key(fingerprint(()))
+        same = [
+            found for found in known if docs_page.key(found) == (machine, network.name, options.batch, options.threads)
+        ]
+        if any(docs_page.trusted(found) for found in same) and not arguments.rerun:
+            print(f"{network.name}: already trusted", flush=True)
             continue
-        if given.seconds is not None and time.monotonic() - begun > given.seconds:
-            print(f"{net.name}: the time is over; the same command goes on here", flush=True)
+        if arguments.seconds is not None and time.monotonic() - begun > arguments.seconds:
+            print(f"{network.name}: skipped, no time left; run the same command again to resume here", flush=True)
             continue
-        work = WORK / f"{net.name}-b{place.batch}-t{place.threads}"
-        found = method_row.measured(net, place, work, allowed_for(net, place, known))
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        with given.out.open("a") as lines:
+        work = WORK / f"{network.name}-b{options.batch}-t{options.threads}"
+        found = method_row.measure_row(network, options, work, losses_on_trained_network(network, options, known))
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        with arguments.out.open("a") as lines:
             lines.write(json.dumps(found) + "\n")
         shutil.rmtree(work)
         torch.compiler.reset()
-        print(docs_page.told(found), flush=True)
+        print(docs_page.summary_line(found), flush=True)
 
 
-def originals(given: argparse.Namespace) -> None:
-    """Rows of arbitrary networks, each appended as it comes; those that are known are not measured again."""
-    begun, place = time.monotonic(), Place(given.batch, given.threads, given.rounds, given.budget, given.openings)
-    kind, here = "int8" if given.int8 else "fp32", machine_key(fingerprint(()))
-    for network in [each for each in NETWORKS if not given.rows or each.name in given.rows]:
-        known = {docs_page.key(found): found for found in kept(given.out)}
-        places = (here, network.name, place.batch, place.threads)
+def measure_arbitrary_networks(arguments: argparse.Namespace) -> None:
+    """Measure rows of arbitrary networks and append each to the result file; recorded rows are not measured again."""
+    begun, options = time.monotonic(), _options(arguments)
+    kind, machine = "int8" if arguments.int8 else "fp32", machine_key(fingerprint(()))
+    for network in [each for each in NETWORKS if not arguments.rows or each.name in arguments.rows]:
+        known = {docs_page.key(found): found for found in read_rows(arguments.out)}
+        places = (machine, network.name, options.batch, options.threads)
         exact = known.get((*places, "fp32"))
-        late = given.seconds is not None and time.monotonic() - begun > given.seconds
-        if late or ((*places, kind) in known and not given.again) or (given.int8 and exact is None):
+        late = arguments.seconds is not None and time.monotonic() - begun > arguments.seconds
+        if late or ((*places, kind) in known and not arguments.rerun) or (arguments.int8 and exact is None):
             continue
-        work = WORK / f"{network.name}-b{place.batch}-t{place.threads}"
-        if given.prepare:
-            if exact and given.int8:
-                arbitrary_network_row.prepare_lower(network, place, work, exact)
+        work = WORK / f"{network.name}-b{options.batch}-t{options.threads}"
+        if arguments.prepare:
+            if exact and arguments.int8:
+                arbitrary_network_row.prepare_lower(network, options, work, exact)
             else:
-                arbitrary_network_row.prepare_exact(network, place, work, compiled=given.compile)
+                arbitrary_network_row.prepare_exact(network, options, work, compiled=arguments.compile)
             print(f"{network.name}: prepared", flush=True)
             continue
-        if given.int8:
-            found = arbitrary_network_row.measured_lower(network, place, work)
+        if arguments.int8:
+            found = arbitrary_network_row.measured_lower(network, options, work)
         else:
-            found = arbitrary_network_row.measured_exact(network, place, work, compiled=given.compile)
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        with given.out.open("a") as lines:
+            found = arbitrary_network_row.measured_exact(network, options, work, compiled=arguments.compile)
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        with arguments.out.open("a") as lines:
             lines.write(json.dumps(found) + "\n")
-        print(docs_page.told(found), flush=True)
+        print(docs_page.summary_line(found), flush=True)
 
 
 def main() -> None:
-    """Measure, and write the page where that is asked for."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument(
+    """Measure the rows, and write the page unless rows go to another file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
         "--rows",
         nargs="+",
-        choices=[*(net.name for net in NETS), *(net.name for net in NETWORKS)],
-        help="these networks; all",
+        choices=[*(network.name for network in METHOD_NETWORKS), *(network.name for network in NETWORKS)],
+        help="networks to measure [default: all]",
     )
-    options.add_argument("--batch", type=int, default=1)
-    options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--rounds", type=int, default=ROUNDS)
-    options.add_argument("--budget", type=float, default=docs_page.BUDGET_S, help="seconds of `tune`, each row")
-    options.add_argument("--openings", type=float, default=240, help="seconds in which everybody is opened anew")
-    options.add_argument("--seconds", type=float, help="begin no row after that")
-    options.add_argument("--again", action="store_true", help="measure what is trusted, too")
-    options.add_argument("--list", action="store_true", help="say which networks there are")
-    options.add_argument("--page", action="store_true", help="only write docs/competing-toolchains.md")
-    options.add_argument("--originals", action="store_true", help="arbitrary networks")
-    options.add_argument("--int8", action="store_true", help="of those, lower precision")
-    options.add_argument("--compile", action="store_true", help="of those, with torch.compile, which takes minutes")
-    options.add_argument("--prepare", action="store_true", help="of those, only what is not timed")
-    options.add_argument(
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--budget", type=float, default=docs_page.BUDGET_S, help="seconds of `tune` per row")
+    parser.add_argument(
+        "--session-loads-seconds",
+        "--openings",
+        type=float,
+        default=240,
+        help="seconds for the session loads of one run",
+    )
+    parser.add_argument("--seconds", type=float, help="start no further row after that many seconds")
+    parser.add_argument("--rerun", "--again", action="store_true", help="also measure rows that are already trusted")
+    parser.add_argument("--list", action="store_true", help="print the names of the networks")
+    parser.add_argument("--page", action="store_true", help="only write docs/competing-toolchains.md")
+    parser.add_argument("--originals", action="store_true", help="measure arbitrary networks")
+    parser.add_argument("--int8", action="store_true", help="measure arbitrary networks in lower precision")
+    parser.add_argument("--compile", action="store_true", help="also measure arbitrary networks with torch.compile")
+    parser.add_argument("--prepare", action="store_true", help="prepare arbitrary networks, measure nothing")
+    parser.add_argument(
         "-o",
         "--out",
         type=Path,
-        help="rows go there, and no page is written [default: benchmarks/results/*_peers.jsonl]",
+        help="append rows to this file and write no page [default: benchmarks/results/competing_toolchains_*.jsonl]",
     )
-    given = options.parse_args()
-    writes_page = given.out is None and not given.prepare
-    given.out = given.out or (ORIGINALS if given.originals else RESULT)
-    if given.list:
-        print("\n".join(net.name for net in (NETWORKS if given.originals else NETS)))
+    arguments = parser.parse_args()
+    writes_page = arguments.out is None and not arguments.prepare
+    arguments.out = arguments.out or (ORIGINALS if arguments.originals else RESULT)
+    if arguments.list:
+        print("\n".join(network.name for network in (NETWORKS if arguments.originals else METHOD_NETWORKS)))
         return
-    if not given.page:
-        torch.set_num_threads(given.threads)
-        (originals if given.originals else measured)(given)
+    if not arguments.page:
+        torch.set_num_threads(arguments.threads)
+        (measure_arbitrary_networks if arguments.originals else measure_method_networks)(arguments)
     if writes_page:
-        (ROOT / "docs/competing-toolchains.md").write_text(docs_page.written(kept(RESULT), kept(ORIGINALS)))
+        (ROOT / "docs/competing-toolchains.md").write_text(docs_page.written(read_rows(RESULT), read_rows(ORIGINALS)))
 
 
 if __name__ == "__main__":

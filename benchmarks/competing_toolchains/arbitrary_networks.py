@@ -28,10 +28,10 @@ class Original(NamedTuple):
     """A network.
 
     Attributes:
-        name: As it is asked for.
-        shape: Of an image: channels, height, width.
-        build: Makes its module; None if there is only a file.
-        file: Finds its ONNX file, whose weights are trained.
+        name: Its name in `--rows`.
+        shape: Channels, height and width of an image.
+        build: Makes its module; None if there is only an ONNX file.
+        file: Returns the path of its ONNX file, whose weights are trained.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Original(NamedTuple):
 
 
 class _FirstTensor(nn.Module):
-    """The first tensor that a network gives."""
+    """A network whose only output is the first tensor that the wrapped network returns."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -127,11 +127,11 @@ NETWORKS = (
     _of_timm("dinov2_small", "vit_small_patch14_dinov2", img_size=224),
     Original("unet_resnet18", (3, 224, 224), partial(_smp, "Unet", "resnet18")),
 )
-"""The smaller ones first."""
+"""Sorted by size, the smallest first."""
 
 
 def module_of(network: Original, weights: Path) -> nn.Module | None:
-    """Its module in eval mode with seeded weights, kept in a file; None if there is only an ONNX file."""
+    """Its module in eval mode, with seeded weights that are saved to a file; None if there is only an ONNX file."""
     if network.build is None:
         return None
     from zoo_networks import drawn, load_torchvision, measured
@@ -149,7 +149,7 @@ def module_of(network: Original, weights: Path) -> nn.Module | None:
 
 
 def write_graph(network: Original, module: nn.Module | None, path: Path, batch: int) -> None:
-    """Write the graph that everybody gets, with sizes fixed."""
+    """Write the original graph that every tool gets, with fixed sizes."""
     shape = (batch, *network.shape)
     if module is None:
         assert network.file is not None
@@ -164,7 +164,7 @@ def write_graph(network: Original, module: nn.Module | None, path: Path, batch: 
 
 
 def _fixed(model: onnx.ModelProto, shape: tuple[int, ...]) -> onnx.ModelProto:
-    """The model with its input of that shape, and its outputs of those that come of it."""
+    """The model with that input shape, and with the output shapes that ONNX Runtime computes for it."""
     import onnxruntime
 
     for size, dim in zip(shape, model.graph.input[0].type.tensor_type.shape.dim, strict=True):

@@ -1,4 +1,4 @@
-"""What competing tools make of a graph, each with its defaults: of a manual baseline, or of an original."""
+"""Benchmark subjects of the competing tools, each with its defaults, from a manual baseline or an original graph."""
 
 from __future__ import annotations
 
@@ -21,46 +21,55 @@ Images = NDArray[np.float32]
 Run = Callable[[Images], Images]
 
 
-class Contender(NamedTuple):
-    """Who takes part: opened when asked, which may fail, and whether its numbers are lower than float32."""
+class BenchmarkSubject(NamedTuple):
+    """One tool in one configuration: a function that loads it, which may fail, and whether it is below FP32."""
 
     name: str
     open: Callable[[], Run]
     lossy: bool = False
 
 
-class Hand(NamedTuple):
-    """The form that competing tools get: its module if there is one, its graph, the images that calibrate
-    [n, B, C, H, W], and how it is called.
+class CompetitorModel(NamedTuple):
+    """The model that competing tools get: a manual baseline or an original graph.
 
-    What was quantised of it once is in ``made``, for those who open it again. ``kind`` precedes each tool's name.
+    Attributes:
+        module: Its module, if there is one.
+        graph: Its ONNX file.
+        calls: Images for calibration [n, B, C, H, W].
+        threads: Threads per inference.
+        quantized_files: Files that a quantizer has already written; they are reused when a subject is loaded again.
+        kind: Precedes each tool's name.
     """
 
     module: nn.Module | None
     graph: Path
     calls: Images
     threads: int
-    made: set[Path]
+    quantized_files: set[Path]
     kind: str = "hand-made"
 
 
-def exact(hand: Hand) -> Iterator[Contender]:
-    """In float32; the first is what all are compared with."""
-    yield Contender(f"{hand.kind}, ONNX Runtime", partial(export_and_session.runner, hand.graph, hand.threads))
-    yield Contender(f"{hand.kind}, OpenVINO", partial(_openvino, hand.graph, hand.threads, "f32"))
-    yield Contender(f"{hand.kind}, torch.compile", partial(_compiled, hand))
+def exact(model: CompetitorModel) -> Iterator[BenchmarkSubject]:
+    """Subjects in FP32; the first is the reference of all ratios."""
+    yield BenchmarkSubject(
+        f"{model.kind}, ONNX Runtime", partial(export_and_session.runner, model.graph, model.threads)
+    )
+    yield BenchmarkSubject(f"{model.kind}, OpenVINO", partial(_openvino, model.graph, model.threads, "f32"))
+    yield BenchmarkSubject(f"{model.kind}, torch.compile", partial(_compiled, model))
 
 
-def lower(hand: Hand) -> Iterator[Contender]:
-    """In lower precision."""
-    yield Contender(f"{hand.kind}, OpenVINO bf16", partial(_openvino_bf16, hand), lossy=True)
+def lower(model: CompetitorModel) -> Iterator[BenchmarkSubject]:
+    """Subjects in lower precision."""
+    yield BenchmarkSubject(f"{model.kind}, OpenVINO bf16", partial(_openvino_bf16, model), lossy=True)
     for kind in (_static, _dynamic):
-        yield Contender(f"{hand.kind}, ONNX Runtime int8,{kind.__name__.replace('_', ' ')}", partial(kind, hand), True)
-    yield Contender(f"{hand.kind}, NNCF int8", partial(_nncf, hand), lossy=True)
+        yield BenchmarkSubject(
+            f"{model.kind}, ONNX Runtime int8,{kind.__name__.replace('_', ' ')}", partial(kind, model), True
+        )
+    yield BenchmarkSubject(f"{model.kind}, NNCF int8", partial(_nncf, model), lossy=True)
 
 
 def _openvino(path: Path, threads: int, precision: str | None) -> Run:
-    """Images to logits; without a precision the processor's own default, which is bf16 where it multiplies that."""
+    """A function from images to logits; without a precision OpenVINO's default, BF16 on CPUs that multiply BF16."""
     import openvino
 
     options: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
@@ -69,78 +78,82 @@ def _openvino(path: Path, threads: int, precision: str | None) -> Run:
     return lambda images: np.array(request.infer([images])[0])
 
 
-def _openvino_bf16(hand: Hand) -> Run:
+def _openvino_bf16(model: CompetitorModel) -> Run:
     import openvino
 
     if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        raise RuntimeError("this processor has no bf16")
-    return _openvino(hand.graph, hand.threads, "bf16")
+        raise RuntimeError("this CPU has no BF16")
+    return _openvino(model.graph, model.threads, "bf16")
 
 
-def _compiled(hand: Hand) -> Run:
-    if hand.module is None:
-        raise RuntimeError("torch.compile took no part: it takes modules")
-    torch.set_num_threads(hand.threads)
-    call = torch.compile(hand.module, dynamic=False)
+def _compiled(model: CompetitorModel) -> Run:
+    if model.module is None:
+        raise RuntimeError("torch.compile was not measured: it needs a module")
+    torch.set_num_threads(model.threads)
+    call = torch.compile(model.module, dynamic=False)
 
     def run(images: Images) -> Images:
         with torch.inference_mode():
             found: Images = call(torch.from_numpy(images)).numpy()
         return found
 
-    run(hand.calls[0])  # compiles
+    run(model.calls[0])  # compiles
     return run
 
 
-def _static(hand: Hand) -> Run:
+def _static(model: CompetitorModel) -> Run:
     from onnxruntime.quantization import CalibrationDataReader, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Calls(CalibrationDataReader):
-        """Each once."""
+        """Each calibration batch once."""
 
         def __init__(self) -> None:
-            self.left = list(hand.calls)
+            self.left = list(model.calls)
 
         def get_next(self) -> dict[str, Images] | None:
             return {name: self.left.pop(0)} if self.left else None
 
     import onnx
 
-    name = onnx.load(hand.graph, load_external_data=False).graph.input[0].name
-    ready, typed = hand.graph.with_suffix(".ready.onnx"), hand.graph.with_suffix(".static.onnx")
-    if typed not in hand.made:
-        quant_pre_process(str(hand.graph), str(ready), skip_symbolic_shape=True)
-        quantize_static(str(ready), str(typed), Calls())
-        hand.made.add(typed)
-    return export_and_session.runner(typed, hand.threads)
+    name = onnx.load(model.graph, load_external_data=False).graph.input[0].name
+    ready, quantized = model.graph.with_suffix(".ready.onnx"), model.graph.with_suffix(".static.onnx")
+    if quantized not in model.quantized_files:
+        quant_pre_process(str(model.graph), str(ready), skip_symbolic_shape=True)
+        quantize_static(str(ready), str(quantized), Calls())
+        model.quantized_files.add(quantized)
+    return export_and_session.runner(quantized, model.threads)
 
 
-def _dynamic(hand: Hand) -> Run:
+def _dynamic(model: CompetitorModel) -> Run:
     from onnxruntime.quantization import quantize_dynamic
 
-    typed = hand.graph.with_suffix(".dynamic.onnx")
-    if typed not in hand.made:
-        quantize_dynamic(str(hand.graph), str(typed))
-        hand.made.add(typed)
-    return export_and_session.runner(typed, hand.threads)
+    quantized = model.graph.with_suffix(".dynamic.onnx")
+    if quantized not in model.quantized_files:
+        quantize_dynamic(str(model.graph), str(quantized))
+        model.quantized_files.add(quantized)
+    return export_and_session.runner(quantized, model.threads)
 
 
-def _nncf(hand: Hand) -> Run:
-    typed = hand.graph.with_suffix(".nncf.xml")
-    if typed not in hand.made:
-        _by_nncf(hand, typed)
-        hand.made.add(typed)
-    return _openvino(typed, hand.threads, None)
+def _nncf(model: CompetitorModel) -> Run:
+    quantized = model.graph.with_suffix(".nncf.xml")
+    if quantized not in model.quantized_files:
+        _quantize_with_nncf(model, quantized)
+        model.quantized_files.add(quantized)
+    return _openvino(quantized, model.threads, None)
 
 
-def _by_nncf(hand: Hand, typed: Path) -> None:
+def _quantize_with_nncf(model: CompetitorModel, quantized: Path) -> None:
     require_nncf()
-    calls = hand.graph.with_suffix(".calls.npz")
-    np.savez(calls, calls=hand.calls)
+    calls = model.graph.with_suffix(".calls.npz")
+    np.savez(calls, calls=model.calls)
     script = Path(__file__).with_name("nncf_process.py")
     done = subprocess.run(
-        [sys.executable, script, hand.graph, calls, typed], capture_output=True, text=True, check=False, timeout=1800
+        [sys.executable, script, model.graph, calls, quantized],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1800,
     )
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "NNCF failed")

@@ -10,7 +10,7 @@ from repaconv.benchmark.machine_fingerprint import machine_key
 
 Row = dict[str, Any]
 KIND = "original"
-"""What precedes the names of tools that got an original graph."""
+"""Precedes the names of tools that got an original graph."""
 HEAD = """# Competing toolchains
 
 Each row is one network. All figures are speedups over the *manual baseline*: the official inference-time network,
@@ -66,45 +66,45 @@ row counts as within 0.5%. Ours is then the fastest of the default preset in FP3
 `torch.compile` takes part in networks marked with *c* only. `make bench-competitors-arbitrary` measures again;
 `benchmarks/results/competing_toolchains_arbitrary.jsonl` has all samples."""
 BUDGET_S = 60
-"""Seconds of `tune` that the page promises; a row that had more says so."""
+"""Seconds of `tune` that the page states; a row with a larger budget names it."""
 LEAST = 0.98
-"""Of the fastest competitor's speed, below which a row counts as slower."""
+"""Speedup over the fastest competitor below which a row counts as slower."""
 
 
 def key(row: Row) -> tuple[Any, ...]:
-    """What a row is of; those of original networks have a precision."""
-    place = machine_key(row["machine"]), row["net"], row["batch"], row["threads"]
-    return (*place, row["kind"]) if "kind" in row else place
+    """CPU, network, batch size and threads of a row; also the precision if the network is an arbitrary one."""
+    workload = machine_key(row["machine"]), row["net"], row["batch"], row["threads"]
+    return (*workload, row["kind"]) if "kind" in row else workload
 
 
 def trusted(row: Row) -> bool:
-    """Whether all that it says can be believed."""
+    """Whether both of its measurements are trusted."""
     return all(part["measurement"] == "trusted" for part in (row["exact"], row["lower"]) if part)
 
 
-def told(row: Row) -> str:
-    """A row as a line."""
+def summary_line(row: Row) -> str:
+    """A row as text for the terminal."""
     words = [f"{row['net']}, batch {row['batch']}, {row['threads']} thread(s)"]
     words += [f"tuned in {row['tune']['seconds']:.0f} s"] if row.get("tune") else []
     for kind in ("exact", "lower"):
         if part := row[kind]:
-            words.append(f"{kind}: {_times(row, part['ours'])} of {part['ours']} ({_way(row, part['ours'])})")
+            words.append(f"{kind}: {_times(row, part['ours'])} of {part['ours']} ({_configuration(row, part['ours'])})")
             words.append(f"{_times(row, part['peer'])} of {part['peer']}; ours {_interval(part['ratio'])} times that")
             words.append(f"{part['measurement']} {'; '.join(part['reasons'])}".strip())
     return "\n  ".join([*words, *(f"{name}: {why}" for name, why in row["missing"].items())])
 
 
 def written(rows: list[Row], originals: Sequence[Row] = ()) -> str:
-    """The page: of the methods' networks, and of original ones."""
+    """The page with the rows of the methods' networks and of arbitrary networks."""
     every = [*rows, *originals]
     parts = [HEAD] if every else [HEAD, "Nothing has been measured yet."]
     for machine in sorted({key(row)[0] for row in every}):
         own = [row for row in rows if key(row)[0] == machine]
         others = [row for row in originals if key(row)[0] == machine]
         parts += [f"## {machine}", _about([*own, *others])]
-        for place in sorted({key(row)[2:] for row in own}):
-            there = [row for row in own if key(row)[2:] == place]
-            parts += [_heading(place), _speed(there), *_means(there)]
+        for workload in sorted({key(row)[2:] for row in own}):
+            there = [row for row in own if key(row)[2:] == workload]
+            parts += [_heading(workload), _speed(there), *_geometric_means(there)]
         if lossy := [row for row in own if row["trained"] and row["allowed"]]:
             parts += ["### What lower precision loses", _losses(lossy)]
         parts += [ORIGINALS, *_originals(others)] if others else []
@@ -117,8 +117,8 @@ def _about(rows: list[Row]) -> str:
     return f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, {versions}."
 
 
-def _heading(place: tuple[int, int], level: str = "###") -> str:
-    batch, threads = place
+def _heading(workload: tuple[int, int], level: str = "###") -> str:
+    batch, threads = workload
     return f"{level} Batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
 
 
@@ -141,7 +141,7 @@ def _chosen(row: Row) -> str:
         return "not recorded"
     exact_only = names[0] == "ours, within 0.5%" and row["times_hand"]["ours, tuned"][0] > _speedup(row, names[0])
     name = "ours, tuned" if exact_only else names[0]
-    return f"{_times(row, name)} {_way(row, name)} in {row['tune']['seconds']:.0f} s"
+    return f"{_times(row, name)} {_configuration(row, name)} in {row['tune']['seconds']:.0f} s"
 
 
 def _speedup(row: Row, name: str) -> float:
@@ -149,17 +149,17 @@ def _speedup(row: Row, name: str) -> float:
 
 
 def _cells(row: Row, kind: str) -> list[str]:
-    """Peer, ours, and the one by the other."""
+    """The competitor, repaconv, and the speedup of repaconv over the competitor."""
     part = row[kind]
     if not part:
         return ["-", "-", "-"]
     doubt = "" if part["measurement"] == "trusted" else f", {part['measurement']}"
     peer = f"{_times(row, part['peer'])} {part['peer'].removeprefix('hand-made, ').removeprefix(f'{KIND}, ')}"
-    return [peer, f"{_times(row, part['ours'])} {_way(row, part['ours'])}", _interval(part["ratio"]) + doubt]
+    return [peer, f"{_times(row, part['ours'])} {_configuration(row, part['ours'])}", _interval(part["ratio"]) + doubt]
 
 
-def _means(rows: list[Row]) -> list[str]:
-    """Of ours by the peer in float32, over methods, each counted once, of the published sizes."""
+def _geometric_means(rows: list[Row]) -> list[str]:
+    """Geometric mean of the FP32 speedups over the competitor: published sizes, each method counted once."""
     own = [row for row in rows if not row["trained"] and row["exact"]]
     methods: dict[str, list[float]] = {}
     for row in own:
@@ -173,41 +173,41 @@ def _means(rows: list[Row]) -> list[str]:
 
 
 def _originals(rows: list[Row]) -> list[str]:
-    """The tables of original networks by batch size and threads, each with its means."""
+    """The tables of arbitrary networks by batch size and threads, each with its geometric mean."""
     parts = []
-    for place in sorted({key(row)[2:4] for row in rows}):
-        there = [row for row in rows if key(row)[2:4] == place]
+    for workload in sorted({key(row)[2:4] for row in rows}):
+        there = [row for row in rows if key(row)[2:4] == workload]
         exact = {row["net"]: row for row in there if row["kind"] == "fp32"}
         lower = {row["net"]: row for row in there if row["kind"] == "int8"}
         heads = ["network", "image", "fastest competitor, FP32", "ours, exact", "ours / competitor", "tuned in"]
         heads += ["fastest competitor, lower", "ours, lower", "ours / competitor"] if lower else []
         lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-        for net, row in exact.items():
+        for network, row in exact.items():
             compiled = " *c*" if f"{KIND}, torch.compile" in row["times_hand"] else ""
-            cells = [net + compiled, "x".join(map(str, row["size"])), *_cells(row, "exact")]
+            cells = [network + compiled, "x".join(map(str, row["size"])), *_cells(row, "exact")]
             given = "" if row["tune"]["budget_s"] <= BUDGET_S else f" of {row['tune']['budget_s']:.0f} s"
             cells.append(f"{row['tune']['seconds']:.0f} s{given}")
-            cells += _cells(lower[net], "lower") if net in lower else ["-", "-", "-"] if lower else []
+            cells += _cells(lower[network], "lower") if network in lower else ["-", "-", "-"] if lower else []
             lines.append(f"| {' | '.join(cells)} |")
-        parts += [_heading(place, "####"), "\n".join(lines)]
+        parts += [_heading(workload, "####"), "\n".join(lines)]
         parts.append(_mean(list(exact.values()), "exact", "FP32"))
         parts += [_mean(list(lower.values()), "lower", "Lower precision, speed only")] if lower else []
     return parts
 
 
 def _mean(rows: list[Row], kind: str, called: str) -> str:
-    """Geometric mean of ours by the competitor, and which rows are slower."""
+    """Geometric mean of the speedups over the competitor, and which rows are slower."""
     found = {row["net"]: row[kind]["ratio"][0] for row in rows if row[kind]}
     mean = exp(sum(map(log, found.values())) / len(found))
-    slower = [net for net, ratio in found.items() if ratio < LEAST]
+    slower = [network for network, ratio in found.items() if ratio < LEAST]
     named = f": {', '.join(slower)}" if slower else ""
     summary = f"{called}: geometric mean over {len(found)} networks **{mean:.3f}x** of the fastest competitor"
-    why = [f"- {row['net']}: {told}" for row in rows if row["net"] in slower and (told := _why_slower(row))]
+    why = [f"- {row['net']}: {reason}" for row in rows if row["net"] in slower and (reason := _why_slower(row))]
     return "\n".join([f"{summary}; {len(slower)} below {LEAST}{named}.", *([""] if why else []), *why])
 
 
 def _why_slower(row: Row) -> str:
-    """What the search itself found of the fastest competitor's runtime, where that is recorded."""
+    """What the search found for the runtime of the fastest competitor, if that is recorded."""
     runtimes, exact = row.get("tune", {}).get("runtimes", {}), row["exact"]
     runtime = exact["peer"].removeprefix(f"{KIND}, ").lower().replace(" ", "") if exact else ""
     if not (found := runtimes.get(runtime)):
@@ -225,7 +225,7 @@ def _why_slower(row: Row) -> str:
 
 
 def _losses(rows: list[Row]) -> str:
-    """Changed top-1 predictions and accuracy of every trained network: the fastest of both sides, and all of ours."""
+    """Changed top-1 predictions and accuracy per trained network: the two fastest, and all default presets."""
     lines = [
         "| network | configuration | changed top-1 predictions | accuracy | FP32 accuracy |",
         "|---|---|---|---|---|",
@@ -236,24 +236,24 @@ def _losses(rows: list[Row]) -> str:
             lost, what = row["losses"][name], f"{name.removeprefix('hand-made, ')}{_named(row, name)}"
             found = f"{lost['disagreement']:.2%} of {lost['images']} | {lost['accuracy']:.2%} | {right:.2%}"
             lines.append(f"| {row['net']} | {what} | {found} |")
-        ways = "; ".join(f"{way} {lost:.2%}" for way, lost in row["allowed"].items())
-        lines.append(f"| {row['net']} | ours, default presets: {ways} | | | |")
+        configurations = "; ".join(f"{configuration} {lost:.2%}" for configuration, lost in row["allowed"].items())
+        lines.append(f"| {row['net']} | ours, default presets: {configurations} | | | |")
     return "\n".join(lines)
 
 
 def _named(row: Row, name: str) -> str:
-    return f": {_way(row, name)}" if name in row["ways"] else ""
+    return f": {_configuration(row, name)}" if name in row["ways"] else ""
 
 
-def _way(row: Row, name: str) -> str:
-    """Runtime, precision and what is not the default of a deployment of ours."""
-    way = row["ways"][name]
-    precision = "" if way["precision"] == "fp32" else f" {way['precision']}"
+def _configuration(row: Row, name: str) -> str:
+    """Runtime, precision, quantizer and BF16 layers of a deployment of repaconv."""
+    deployment = row["ways"][name]
+    precision = "" if deployment["precision"] == "fp32" else f" {deployment['precision']}"
     by = (
-        f" by {named}" if (named := way.get("quantizer", way.get("quantiser"))) else ""
-    )  # older rows had another name, or none
-    rest = " with bf16" if any(each.endswith("=bf16") for each in way["settings"]) else ""
-    return f"{way['runtime']}{precision}{by}{rest}"
+        f" by {named}" if (named := deployment.get("quantizer", deployment.get("quantiser"))) else ""
+    )  # older rows have another key, or none
+    rest = " with bf16" if any(each.endswith("=bf16") for each in deployment["settings"]) else ""
+    return f"{deployment['runtime']}{precision}{by}{rest}"
 
 
 def _times(row: Row, name: str) -> str:

@@ -14,10 +14,10 @@ from torch import nn
 from repaconv import models
 
 HEADS = 4
-"""Of the trained ones."""
-LEFT = ("4x3 value-sum", "3x4 value-sum", "4x3 output-sum", "3x4 output-sum")
-"""Published sizes that only `manual_baseline_speed.py` measures: what they show, 6x2 does."""
-BY_HAND: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
+"""Attention heads of the trained networks."""
+NOT_COMPARED = ("4x3 value-sum", "3x4 value-sum", "4x3 output-sum", "3x4 output-sum")
+"""Published sizes that only `manual_baseline_speed.py` measures: here 6x2 stands for them."""
+MANUAL_BASELINES: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
     "repavit": partial(repavit.deployed, heads=HEADS),
     "nondeep": nondeep.deployed,
     "riformer": partial(riformer.deployed, stride=2),
@@ -26,16 +26,16 @@ BY_HAND: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
 }
 
 
-class Net(NamedTuple):
+class MethodNetwork(NamedTuple):
     """One network.
 
     Attributes:
         method: Its method.
-        size: As the method names it, or ``digits`` of a trained one.
-        checkpoint: Makes its training checkpoint.
-        manual_baseline: Makes the hand-made deploy form of that.
-        trained: Whether images say what is lost.
-        large: Whether so few fit in memory that only float32 is measured.
+        size: The method's name of its size, or ``digits`` for a trained network.
+        checkpoint: Makes its training-time checkpoint.
+        manual_baseline: Makes the manual baseline of a checkpoint.
+        trained: Whether it has labeled images, on which accuracy is evaluated.
+        large: Whether its memory use allows only FP32 to be measured.
     """
 
     method: str
@@ -47,22 +47,25 @@ class Net(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As it is asked for."""
+        """Its name in `--rows`."""
         return f"{self.method}-{self.size}".replace("/", "-").replace(" ", "-")
 
 
 def _trained(method: str) -> dict[str, Any]:
-    """A checkpoint that comes along, in float32."""
+    """The checkpoint that is installed with repaconv, in FP32."""
     saved = torch.load(models.checkpoint(method), weights_only=False)
     weights = saved.pop("state_dict", None) or saved.pop("model")
     return {**saved, "model": {name: w.float() if w.is_floating_point() else w for name, w in weights.items()}}
 
 
-def _published(model: Model) -> Net:
-    return Net(model.method, model.name, model.checkpoint, model.deployed, large=model.large)
+def _published(model: Model) -> MethodNetwork:
+    return MethodNetwork(model.method, model.name, model.checkpoint, model.deployed, large=model.large)
 
 
-NETS = (
-    *(Net(method, "digits", partial(_trained, method), BY_HAND[method], trained=True) for method in models.METHODS),
-    *(_published(model) for model in MODELS if model.name not in LEFT),
+METHOD_NETWORKS = (
+    *(
+        MethodNetwork(method, "digits", partial(_trained, method), MANUAL_BASELINES[method], trained=True)
+        for method in models.METHODS
+    ),
+    *(_published(model) for model in MODELS if model.name not in NOT_COMPARED),
 )

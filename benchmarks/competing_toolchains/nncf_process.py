@@ -13,11 +13,11 @@ from repaconv.core.errors import require_module
 
 
 def main() -> None:
-    """Quantise a graph by images [n, B, C, H, W]."""
+    """Quantize a graph, calibrated on images [n, B, C, H, W]."""
     openvino, nncf = (require_module(name, name, "pip install 'repaconv[nncf]'") for name in ("openvino", "nncf"))
     source, images, target = sys.argv[1:]
-    quantised = nncf.quantize(openvino.Core().read_model(source), nncf.Dataset(list(np.load(images)["calls"])))
-    openvino.save_model(quantised, target, compress_to_fp16=False)
+    quantized = nncf.quantize(openvino.Core().read_model(source), nncf.Dataset(list(np.load(images)["calls"])))
+    openvino.save_model(quantized, target, compress_to_fp16=False)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What repaconv makes of a network: its default preset, and what `tune` finds, exact and within an accuracy budget."""
+"""The configurations of repaconv: its default preset, and what `tune` finds, exact and within an accuracy budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import repaconv
-from competing_toolchains.competitors import Contender, Run
+from competing_toolchains.competitors import BenchmarkSubject, Run
 from repaconv.core import plugins, run_folder
 from repaconv.core.errors import RepaconvError
 from repaconv.core.progress import silent
@@ -35,12 +35,12 @@ from repaconv.verification.model_runners import ImageSession
 
 TARGET = "x86-64"
 ALLOWED = 0.005
-"""The share of images that may get another first class."""
+"""The maximum share of changed top-1 predictions."""
 REST = "INFERENCE_PRECISION_HINT=bf16"
 
 
-class Ours(NamedTuple):
-    """A folded network: its run, its images (.npz), and how it is called."""
+class RepaconvModel(NamedTuple):
+    """A folded network: its run folder, its images (.npz), batch size and threads."""
 
     run: Path
     images: Path
@@ -48,21 +48,31 @@ class Ours(NamedTuple):
     threads: int
 
 
-def way_of(deployment: Deployment) -> str:
-    """What its rounding depends on: runtime, precision, and what computes what an int8 graph leaves in float."""
+def rounding_configuration(deployment: Deployment) -> str:
+    """What the rounding depends on: runtime, precision, quantizer, and BF16 for the layers that INT8 keeps in float."""
     rest = " with bf16" if REST in deployment.settings else ""
     by = f" by {deployment.quantizer}" if deployment.quantizer else ""
     return f"{deployment.runtime} {deployment.precision}{by}{rest}"
 
 
-def tuned(ours: Ours, loss: float | None, budget_s: float) -> TuneArtefact:
-    """What `tune` finds in so many seconds."""
-    given: dict[str, Any] = {"inputs": ours.images, "max_disagreement": loss} if loss is not None else {}
-    return repaconv.tune(ours.run, batch=ours.batch, threads=ours.threads, budget_s=budget_s, rerun=True, **given)
+def tuned(model: RepaconvModel, loss: float | None, budget_s: float) -> TuneArtefact:
+    """The result of `tune` with a budget of that many seconds."""
+    given: dict[str, Any] = {"inputs": model.images, "max_disagreement": loss} if loss is not None else {}
+    return repaconv.tune(
+        model.run,
+        batch=model.batch,
+        threads=model.threads,
+        budget_s=budget_s,
+        rerun=True,
+        **given,
+    )
 
 
 def fastest(found: TuneArtefact, taken: Callable[[Deployment], bool]) -> Deployment | None:
-    """What was found if it is of those; else the fastest, by the longest measurements; None if none was measured."""
+    """The chosen deployment if it is accepted; otherwise the fastest accepted one among the longest measurements.
+
+    None if no accepted deployment was measured.
+    """
     if found.ratio is not None and taken(found.deployment):
         return found.deployment
     rows = [row for row in found.candidates if row.ratio is not None and taken(row.deployment)]
@@ -73,20 +83,22 @@ def fastest(found: TuneArtefact, taken: Callable[[Deployment], bool]) -> Deploym
     return None
 
 
-def by_runtime(found: TuneArtefact) -> dict[str, dict[str, Any]]:
-    """What the search found of every runtime in FP32: its fastest by the longest measurements, or why none counted."""
-    told: dict[str, dict[str, Any]] = {}
+def best_by_runtime(found: TuneArtefact) -> dict[str, dict[str, Any]]:
+    """Per runtime in FP32: the fastest deployment among the longest measurements, or why there is none."""
+    best: dict[str, dict[str, Any]] = {}
     for runtime in dict.fromkeys(row.deployment.runtime for row in found.candidates):
         rows = [row for row in found.candidates if row.deployment.runtime == runtime]
         rows = [row for row in rows if row.deployment.precision == "fp32" and row.deployment != found.baseline]
         timed = [row for row in rows if row.ratio is not None and not row.description.startswith(("skipped", "left"))]
-        best = max((row for row in timed if row.rounds == _most(timed)), key=_gain, default=None)
-        if best is not None and best.ratio is not None:
-            ratio = [round(value, 4) for value in (best.ratio.median, best.ratio.low, best.ratio.high)]
-            told[runtime] = {"ratio": ratio, "rounds": best.rounds}
+        fastest_row = max((row for row in timed if row.rounds == _most(timed)), key=_gain, default=None)
+        if fastest_row is not None and fastest_row.ratio is not None:
+            ratio = [
+                round(value, 4) for value in (fastest_row.ratio.median, fastest_row.ratio.low, fastest_row.ratio.high)
+            ]
+            best[runtime] = {"ratio": ratio, "rounds": fastest_row.rounds}
         elif rows:
-            told[runtime] = {"left": rows[0].description}
-    return told
+            best[runtime] = {"left": rows[0].description}
+    return best
 
 
 def _most(rows: list[Candidate]) -> int:
@@ -98,117 +110,126 @@ def _gain(row: Candidate) -> float:
 
 
 def searched(found: TuneArtefact) -> set[str]:
-    """The ways that were measured again: a lossy one of seeded weights may not pass as a link, and is left then."""
-    return {way_of(row.deployment) for row in found.candidates if row.rounds >= MIDDLE}
+    """The configurations that were measured again.
 
-
-def losses(ours: Ours, scratch: Path) -> dict[str, float]:
-    """The share of a trained net's images that get another first class, by way.
-
-    Those that do not pass, or do not run on this processor, are not there.
-    They are the images that `tune` judges by in the end, and each way is in the default form of its runtime.
+    A lossy configuration of a network with seeded weights may fail verification; `tune` skips it then.
     """
-    graphs = _graphs(ours, scratch, ALLOWED)
-    arms = _arms(ours, graphs)
-    judge = LossEvaluation(graphs, arms[0].start, Budget(ALLOWED), True, silent)
-    judged = {}
-    for each in _lossy(arms):
+    return {rounding_configuration(row.deployment) for row in found.candidates if row.rounds >= MIDDLE}
+
+
+def losses(model: RepaconvModel, scratch: Path) -> dict[str, float]:
+    """Share of changed top-1 predictions of a trained network, by configuration.
+
+    Each configuration has the default preset of its runtime. It is evaluated on the test split of `tune`.
+    Configurations that fail verification, or do not run on this CPU, are missing.
+    """
+    graphs = _graphs(model, scratch, ALLOWED)
+    trials = _trials(model, graphs)
+    evaluation = LossEvaluation(graphs, trials[0].start, Budget(ALLOWED), True, silent)
+    evaluated = {}
+    for each in _lossy(trials):
         with suppress(RepaconvError):
-            judged[way_of(each)] = judge.final_loss(each)
-    passed = {way: loss for way, loss in judged.items() if loss.link is not None and loss.link.verdict == "passed"}
-    return {way: loss.disagreement for way, loss in passed.items() if loss.disagreement is not None}
+            evaluated[rounding_configuration(each)] = evaluation.final_loss(each)
+    passed = {
+        configuration: loss
+        for configuration, loss in evaluated.items()
+        if loss.link is not None and loss.link.verdict == "passed"
+    }
+    return {configuration: loss.disagreement for configuration, loss in passed.items() if loss.disagreement is not None}
 
 
-def plain(ours: Ours, scratch: Path) -> dict[str, Deployment]:
-    """Every lossy way in the default form of its runtime."""
-    return {way_of(each): each for each in _lossy(_arms(ours, _graphs(ours, scratch)))}
+def default_presets(model: RepaconvModel, scratch: Path) -> dict[str, Deployment]:
+    """Every lossy configuration with the default preset of its runtime."""
+    return {rounding_configuration(each): each for each in _lossy(_trials(model, _graphs(model, scratch)))}
 
 
-def output_check(ours: Ours, scratch: Path) -> OutputCheck:
-    """What `tune` compares outputs by, with random inputs."""
-    graphs = _graphs(ours, scratch)
-    baseline = next(start for start, _ in initial_trials(_runtimes(), _workload(ours), lossy=False, here=True))
+def output_check(model: RepaconvModel, scratch: Path) -> OutputCheck:
+    """The output check of `tune`, with random inputs."""
+    graphs = _graphs(model, scratch)
+    baseline = next(start for start, _ in initial_trials(_runtimes(), _workload(model), lossy=False, here=True))
     return OutputCheck(graphs, graphs.trial(baseline, ()).start)
 
 
-def _graphs(ours: Ours, scratch: Path, allowed: float | None = None) -> Candidates:
-    """Its graphs; whether losses can be evaluated on its images is checked if some are allowed."""
-    subject = source_model_of(run_folder.Run(ours.run))
-    given = _split(ours)
+def _graphs(model: RepaconvModel, scratch: Path, allowed: float | None = None) -> Candidates:
+    """Candidate graphs of the model; with ``allowed``, checks that losses can be evaluated on its images."""
+    subject = source_model_of(run_folder.Run(model.run))
+    given = _split(model)
     if allowed is not None:
-        given = require_evaluation_images(TuneOptions(inputs=ours.images, max_disagreement=allowed), subject) or given
+        given = require_evaluation_images(TuneOptions(inputs=model.images, max_disagreement=allowed), subject) or given
     return Candidates(subject, sorted(plugins.registered(plugins.REWRITES)), given, scratch, silent)
 
 
-def _split(ours: Ours) -> Split:
-    subject = source_model_of(run_folder.Run(ours.run))
-    return Split.of(choose_inputs(subject, inputs=ours.images), batch=fixed_batch(subject)).halved()
+def _split(model: RepaconvModel) -> Split:
+    subject = source_model_of(run_folder.Run(model.run))
+    return Split.of(choose_inputs(subject, inputs=model.images), batch=fixed_batch(subject)).halved()
 
 
-def _arms(ours: Ours, graphs: Candidates) -> list[Trial]:
-    """Every runtime in every precision that takes the network, the baseline first."""
-    arms = []
-    for each in initial_trials(_runtimes(), _workload(ours), lossy=True, here=True):
+def _trials(model: RepaconvModel, graphs: Candidates) -> list[Trial]:
+    """Trials of every runtime and precision that support the network, the baseline first."""
+    trials = []
+    for each in initial_trials(_runtimes(), _workload(model), lossy=True, here=True):
         with suppress(RepaconvError):
-            arms.append(graphs.trial(*each))
-    return arms
+            trials.append(graphs.trial(*each))
+    return trials
 
 
 def _runtimes() -> MachineRuntimes:
     return available_runtimes(TuneOptions(), load_target(TARGET), here=True)
 
 
-def _workload(ours: Ours) -> Workload:
-    return Workload("latency", ours.threads, ours.batch, False)
+def _workload(model: RepaconvModel) -> Workload:
+    return Workload("latency", model.threads, model.batch, False)
 
 
-def _lossy(arms: list[Trial]) -> Iterator[Deployment]:
-    """Their starts in lower precision, and with bf16 for what an int8 graph leaves in float."""
-    for arm in arms:
-        if arm.start.precision != "fp32":
-            yield arm.start
-            yield from (arm.start.model_copy(update=dict(each)) for each in arm.tries if REST in each["settings"])
+def _lossy(trials: list[Trial]) -> Iterator[Deployment]:
+    """The initial deployments in lower precision, and those with BF16 for the layers that INT8 keeps in float."""
+    for trial in trials:
+        if trial.start.precision != "fp32":
+            yield trial.start
+            yield from (trial.start.model_copy(update=dict(each)) for each in trial.tries if REST in each["settings"])
 
 
-class Written(NamedTuple):
-    """A deployment whose graph is a file, and the sizes of its dynamic dimensions."""
+class WrittenDeployment(NamedTuple):
+    """A deployment, the file of its graph, and the sizes of its dynamic dimensions."""
 
-    way: Deployment
+    deployment: Deployment
     graph: Path
     sizes: dict[str, int]
 
     def opened(self) -> Run:
-        """As its runtime takes it."""
-        run: Run = ImageSession(open_deployment(self.way, self.graph, self.sizes)).run
+        """A function from images to outputs in the deployment's runtime."""
+        run: Run = ImageSession(open_deployment(self.deployment, self.graph, self.sizes)).run
         return run
 
 
-def written(ours: Ours, scratch: Path, chosen: dict[str, Deployment]) -> dict[str, Written]:
-    """Those deployments that can be written, each with a file of its own in a folder."""
-    graphs, made = _graphs(ours, scratch), {}
-    for name, way in chosen.items():
+def written(model: RepaconvModel, scratch: Path, chosen: dict[str, Deployment]) -> dict[str, WrittenDeployment]:
+    """Write each deployment's graph to its own file in the folder; deployments that cannot be written are missing."""
+    graphs, written_deployments = _graphs(model, scratch), {}
+    for name, deployment in chosen.items():
         with suppress(RepaconvError):
-            graph = graphs.deployable(way)
+            graph = graphs.deployable(deployment)
             assert isinstance(graph, Path)
-            kept = scratch / f"{name.replace(' ', '-').replace('%', '')}{graph.suffix}"
-            shutil.copy(graph, kept)
-            made[name] = Written(way, kept, dict(graphs.sizes(way.batch)))
-    return made
+            copied = scratch / f"{name.replace(' ', '-').replace('%', '')}{graph.suffix}"
+            shutil.copy(graph, copied)
+            written_deployments[name] = WrittenDeployment(deployment, copied, dict(graphs.sizes(deployment.batch)))
+    return written_deployments
 
 
-def contenders(ours: Ours, scratch: Path, chosen: dict[str, Deployment]) -> Iterator[Contender]:
-    """Those deployments, each opened as its runtime takes it; the images calibrate what is in int8."""
-    graphs = _graphs(ours, scratch)
+def subjects(model: RepaconvModel, scratch: Path, chosen: dict[str, Deployment]) -> Iterator[BenchmarkSubject]:
+    """The deployments as benchmark subjects; INT8 ones are calibrated on the model's images."""
+    graphs = _graphs(model, scratch)
 
-    def opened(way: Deployment) -> Run:
-        run: Run = ImageSession(open_deployment(way, graphs.deployable(way), graphs.sizes(way.batch))).run
+    def opened(deployment: Deployment) -> Run:
+        run: Run = ImageSession(
+            open_deployment(deployment, graphs.deployable(deployment), graphs.sizes(deployment.batch))
+        ).run
         return run
 
-    for name, way in chosen.items():
-        yield Contender(name, partial(opened, way), way.precision != "fp32")
+    for name, deployment in chosen.items():
+        yield BenchmarkSubject(name, partial(opened, deployment), deployment.precision != "fp32")
 
 
-def fitting(ours: Ours) -> tuple[list[int], list[int]]:
-    """Places of the images that calibrate, ours and everybody's, and of those that judge everybody."""
-    given = _split(ours)
+def calibration_and_test_indices(model: RepaconvModel) -> tuple[list[int], list[int]]:
+    """Indices of the images for calibration, the same for every tool, and of the images of the test split."""
+    given = _split(model)
     return given.calibration, given.test

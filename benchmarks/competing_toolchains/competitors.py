@@ -82,13 +82,13 @@ def _openvino_bf16(model: CompetitorModel) -> Run:
     import openvino
 
     if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        raise RuntimeError("this CPU has no BF16")
+        raise RuntimeError("this processor has no bf16")
     return _openvino(model.graph, model.threads, "bf16")
 
 
 def _compiled(model: CompetitorModel) -> Run:
     if model.module is None:
-        raise RuntimeError("torch.compile was not measured: it needs a module")
+        raise RuntimeError("torch.compile took no part: it takes modules")
     torch.set_num_threads(model.threads)
     call = torch.compile(model.module, dynamic=False)
 

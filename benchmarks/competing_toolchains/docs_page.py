@@ -46,8 +46,8 @@ from a CPU that took 2.3 times as long for the same graphs.
   time on ONNX Runtime is what its products take at the core's peak ([distance from the limit](roofline.md)). In INT8,
   NNCF quantizes the same convolutions; ours differs by [the activations between
   them](how-to/int8.md#activations-between-convolutions).
-- Rows of the five methods with AVX-512, and all rows with AMX, are older than `winograd` and the rewrites for slow
-  kernels. Those of arbitrary networks with AVX-512 have both.
+- Rows of the five methods with AVX-512 (but PYRA on Zen 5), and all rows with AMX, are older than `winograd` and the
+  rewrites for slow kernels. Those of arbitrary networks with AVX-512 have both.
 - The [rewrites for OpenVINO's layouts](rewrites.md#what-is-faster-on-openvino) are in the rows of ConvNeXt, MambaOut,
   TinyViT, DeepLabV3+ and U-Net on Zen 5. All other rows are older.
 - PYRA and dwconv: what tokens or attention save is in the manual baseline, too. Products take 93% of PYRA's time on

@@ -535,12 +535,14 @@ def _open_parts(index: Path) -> Contents:
         Refused: If a part is missing or cannot be read, or holds other tensors than the index says.
     """
     place_of, parts = weight_map(index), parts_of(index)
+    promised: dict[str, set[str]] = {name: set() for name in parts}
+    for tensor, place in place_of.items():
+        promised[place].add(tensor)
     opened = {name: _open_file(part) for name, part in parts.items()}
     value: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
     for name, contents in opened.items():
-        promised = {tensor for tensor, place in place_of.items() if place == name}
-        entries = _entries_of_part(index, parts[name], contents, promised, place_of)
+        entries = _entries_of_part(index, parts[name], contents, promised[name], place_of)
         metadata |= entries.pop("__metadata__", {})
         value |= entries
     containers, checksums = (

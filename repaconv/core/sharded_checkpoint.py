@@ -110,14 +110,22 @@ def _no_index(index: Path, why: str) -> Refused:
     )
 
 
+def part_names(index: Path) -> list[str]:
+    """Return the names of the parts in the index, sorted.
+
+    Raises:
+        Refused: As `weight_map` does.
+    """
+    return sorted(set(weight_map(index).values()))
+
+
 def parts_of(index: Path) -> dict[str, Path]:
     """Return the parts by their names in the index, in the order of these names.
 
     Raises:
         Refused: ``checkpoint.part`` if one of them is missing or no regular file, or as `weight_map` does.
     """
-    names = sorted(set(weight_map(index).values()))
-    parts = {name: index.parent / name for name in names}
+    parts = {name: index.parent / name for name in part_names(index)}
     for part in parts.values():
         require_reachable(part)
         if not part.is_file():
@@ -163,7 +171,7 @@ def _index_naming(file: Path) -> Path | None:
     with suppress(OSError):  # a folder that may not be listed
         for index in sorted(file.parent.glob(f"*{INDEX}")):
             with suppress(Refused):
-                if len(named := set(weight_map(index).values())) > 1 and file.name in named:
+                if len(named := part_names(index)) > 1 and file.name in named:
                     return index
     return None
 

@@ -18,7 +18,7 @@ from repaconv.core.errors import (
 from repaconv.core.file_replacement import move_from, replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import CHECKPOINT_SUFFIXES, lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
-from repaconv.core.sharded_checkpoint import INDEX, WEIGHTS, weight_map, weights_in
+from repaconv.core.sharded_checkpoint import INDEX, WEIGHTS, part_names, weights_in
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import Fetched
 from repaconv.stages.shared.fetched_files import FETCHED, address_of, record_of
@@ -118,7 +118,7 @@ def _download_parts(system: Any, there: Mapping[str, str], place: Path) -> None:
     if index is None:
         return
     system.get_file(there[index], str(place / index))
-    for name in sorted(set(weight_map(place / index).values())):
+    for name in part_names(place / index):
         if name not in there or Path(name).suffix not in CHECKPOINT_SUFFIXES:
             what = "is no file of weights" if name in there else "is not in its folder"
             raise Refused(

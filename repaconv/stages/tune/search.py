@@ -56,8 +56,14 @@ SIMILAR_WORTH = 0.4
 """A configuration joins a group if its improvement per cost is at least this share of the first one's."""
 LEAST_COST_S = 0.5
 """Least cost of a measurement, so that an improvement can be divided by it."""
-FINAL_SHARE = 0.4
-"""Largest share of the time that is set aside for the last measurements."""
+CLEARLY_LARGER = 0.1
+"""Difference of two expected improvements (log of the speedup) from which on the larger one is measured, although it
+costs more for each percent, if there is no time for both."""
+FINAL_SHARE, LARGEST_FINAL_SHARE = 0.15, 0.4
+"""Largest share of the time that is set aside for the last measurements, and for one of them if inferences are slow."""
+LAST_COST = 1.2
+"""Factor on the expected time of the last measurements: nothing after them can make up for an estimate that was too
+low."""
 GROUP_SHARE = 0.5
 """Largest share of the other time that one group may take: expected costs may be too low, and are corrected after each
 group."""
@@ -182,7 +188,7 @@ def search_exhaustively(
     configuration is measured if there is any time, so that repeating the search completes it.
     """
     rows = _Rows(trials[0].start, source.measure)
-    most_s = FINAL_SHARE * source.left_s()
+    most_s = LARGEST_FINAL_SHARE * source.left_s()
 
     def end_s(found: Mapping[Deployment, float]) -> float:
         """Seconds set aside after these measurements."""
@@ -299,7 +305,7 @@ class _Search:
         accepted: Trials (see `Lossy`) whose loss is within the budget.
         rejected: Trials whose loss is not.
         evaluated: Whether the loss of a configuration is within the budget.
-        final_s: Seconds set aside for the last measurements, at most.
+        budget_s: Seconds at the start.
         first: Rounds of a first measurement.
         macs: MACs of the baseline.
     """
@@ -318,13 +324,13 @@ class _Search:
     accepted: set[Lossy] = field(default_factory=set)
     rejected: set[Lossy] = field(default_factory=set)
     evaluated: dict[Deployment, bool] = field(default_factory=dict)
-    final_s: float = 0.0
+    budget_s: float = 0.0
     first: int = FIRST
     macs: float = 1.0
 
     def __post_init__(self) -> None:
         self.trial_of[self.rows.baseline] = self.trials[0]
-        self.final_s = FINAL_SHARE * self.source.left_s()
+        self.budget_s = self.source.left_s()
         self.first = self._first_rounds()
         self.macs = float(self.work(self.rows.baseline))
         self._measured({each: trial for each in self.source.known() for trial in self.trials if trial.has(each)})
@@ -361,6 +367,8 @@ class _Search:
             best = max(worth, key=worth.__getitem__, default=None)
             if best is None or worth[best] < least_worth:
                 break
+            if not batch:
+                best = self._larger_improvement(best, worth, dict(zip(every, improvements, strict=True)))
             free_s, cost_s = self._free_s([*batch, best]), self._cost([*batch, best])
             if batch and cost_s > GROUP_SHARE * free_s:
                 break
@@ -379,6 +387,31 @@ class _Search:
             least_worth = least_worth or SIMILAR_WORTH * worth[best]
             batch[best] = trial
         return batch
+
+    def _larger_improvement(
+        self, best: Deployment, worth: Mapping[Deployment, float], improvements: Mapping[Deployment, float]
+    ) -> Deployment:
+        """A configuration with a clearly larger improvement for which there is no time after the best one, or the best.
+
+        The best one is that of the largest improvement for its cost. In a minute, a cheap lower precision would
+        otherwise take the time in which a large network is quantized.
+
+        Args:
+            best: The configuration that would be measured next.
+            worth: Expected improvement for its cost, of all configurations that are expected to improve.
+            improvements: Expected improvements.
+        """
+        while True:
+            larger = [
+                each
+                for each in worth
+                if improvements[each] > improvements[best] + CLEARLY_LARGER
+                and self._cost([each]) < self._free_s([each])
+                and self._cost([best, each]) >= self._free_s([best, each])
+            ]
+            if not larger:
+                return best
+            best = max(larger, key=worth.__getitem__)
 
     def _pool(self, *, exact: bool) -> dict[Deployment, Trial]:
         """Candidates for the next measurement, each with its trial.
@@ -474,7 +507,9 @@ class _Search:
         return self.source.left_s() - end_s
 
     def _final_s(self, finalists: Sequence[Deployment]) -> float:
-        return min(self.source.predicted_s(finalists[:FINALISTS], self.rounds, written=True), self.final_s)
+        every_s = self.source.predicted_s(finalists[:FINALISTS], self.rounds, written=True)
+        one_s = self.source.predicted_s(finalists[:1], FIRST, written=True)
+        return min(every_s, max(FINAL_SHARE * self.budget_s, min(one_s, LARGEST_FINAL_SHARE * self.budget_s)))
 
     def _evaluation_s(self, deployment: Deployment) -> float:
         """Seconds that running it on a split is expected to take."""
@@ -586,7 +621,7 @@ class _Search:
 
     def _rounds_in_time(self, wanted: Sequence[Deployment], choices: Sequence[int], rest_s: float = 0.0) -> int:
         """The largest of these numbers of rounds for which there is time; 0 if there is none."""
-        left = self.source.left_s() - rest_s - self._decision_s(wanted)
+        left = (self.source.left_s() - rest_s - self._decision_s(wanted)) / LAST_COST
         return next((rounds for rounds in choices if rounds and self.source.predicted_s(wanted, rounds) < left), 0)
 
     def _describe_rest(self) -> None:

@@ -175,16 +175,21 @@ def _reason(error: Exception) -> str:
 # How long measurements take
 
 PREPARE_S = {
-    ("fp16", ""): (9.0, 2.0),
-    ("int8", ""): (3.0, 1.5),
-    ("int8", "onnxruntime-symmetric"): (3.0, 2.5),
-    ("int8", "nncf"): (4.0, 4.0),
-    ("int8", "nncf-symmetric"): (4.0, 4.0),
+    ("fp16", ""): (0.3, 1.3),
+    ("int8", ""): (0.8, 0.6),
+    ("int8", "onnxruntime-symmetric"): (0.8, 0.6),
+    ("int8", "nncf"): (1.5, 1.1),
+    ("int8", "nncf-symmetric"): (1.5, 1.1),
 }
-"""Seconds to write a graph in lower precision, by quantizer: of any, and per billion MACs (RePaViT-Tiny and
-RePaViT-Base with 32 images on an AMD EPYC with AVX2)."""
-WRITE_S, LOAD_S, RUN_S = (0.5, 0.2), (0.3, 0.1), (0.0, 0.02)
-"""The same of an FP32 graph, of loading it, and of an inference; each until one was timed."""
+"""Seconds to write a graph in lower precision, by quantizer: of any, and per billion MACs (five networks of 0.002 to 10
+billion MACs with 24 calibration images, on an AMD EPYC with Zen 5)."""
+WRITE_S = (0.1, 0.12)
+"""The same of an FP32 graph."""
+GMAC_S, SLOWEST_CPU = 0.009, 3.0
+"""Seconds of an inference per billion MACs on that CPU, on one thread. Where the baseline takes longer, writing graphs
+is expected to take longer by the same factor, up to this one: beyond it, the network is slow and not the CPU."""
+LOAD_S, RUN_S = (0.3, 0.1), (0.0, 0.02)
+"""Seconds to load a graph, and of an inference; each until one was timed."""
 WARMUP_ROUNDS, SETTLING_ROUNDS = 2, 3
 """Rounds before the first measured one, and after each further load."""
 
@@ -240,7 +245,13 @@ class MeasurementCosts:
 
     def _usual_s(self, deployment: Deployment) -> float:
         lowered = PREPARE_S.get((deployment.precision, deployment.quantizer), (0.0, 0.0))
-        return self._by_size(WRITE_S) + self._by_size(lowered)
+        return self._slowness() * (self._by_size(WRITE_S) + self._by_size(lowered))
+
+    def _slowness(self) -> float:
+        """Expected time to write a graph on this CPU, relative to the CPU of `PREPARE_S`."""
+        run_s = self._run_s(self.baseline) * self.baseline.threads / self.baseline.batch
+        usual_s = self._by_size((0.0, GMAC_S))
+        return min(max(run_s / usual_s, 1.0), SLOWEST_CPU) if usual_s else SLOWEST_CPU
 
     def _load_s(self, deployment: Deployment) -> float:
         if deployment in self.timings:

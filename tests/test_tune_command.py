@@ -917,6 +917,20 @@ def test_the_search_starts_from_the_whole_default_preset(tmp_path):
     assert "rows-throughout" in start.rewrites
 
 
+def test_macs_are_those_of_the_images_that_are_measured(tmp_path):
+    """A graph for images of any size had those of a single pixel, and costs were expected from them."""
+    package.fold(models.checkpoint("riformer"), out="run")
+    source_model = source_model_of(run_folder.Run(Path("run")))
+    baseline = Deployment(target="x86-64", runtime="onnxruntime", rewrites=())
+    size = source_model.folded.image_size
+    assert source_model.folded.any_image_size
+    dynamic, fixed = (
+        candidate_graphs.Candidates(source_model, (), None, tmp_path, lambda *_: None, fixed_size=each)
+        for each in (None, size)
+    )
+    assert dynamic.macs(baseline) == fixed.macs(baseline) > 1e6
+
+
 def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
     ckpt = saved("first.pth", 1)
     assert package.fold(ckpt, num_heads=3, preset="official").rewrites == ()

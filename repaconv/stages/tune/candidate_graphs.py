@@ -164,16 +164,18 @@ class Candidates:
         return self.known[str(spec)]
 
     def macs(self, deployment: Deployment) -> int:
-        """MACs per image of the configuration's graph; 1 if it runs a PyTorch module."""
+        """MACs per image of the configuration's graph at the measured size; 1 if it runs a PyTorch module."""
         import onnx
 
-        from repaconv.graph.compute_costs import known_macs_of_file
+        from repaconv.graph.compute_costs import known_macs_of_file, macs_at
 
         if takes_networks(self.device_of(deployment)):
             return 1
         path = self._named(deployment)
         if path not in self.counted:
-            self.counted[path] = known_macs_of_file(onnx.load(self.exact(deployment)))
+            model = onnx.load(self.exact(deployment))
+            counted = macs_at(model, self.sizes(1))
+            self.counted[path] = known_macs_of_file(model) if counted is None else counted
         return self.counted[path]
 
     def exact(self, deployment: Deployment) -> Path:

@@ -320,7 +320,9 @@ def test_openvino_in_bfloat16_where_the_cpu_multiplies_it(tiny):
             rc.build(target="x86-64-openvino", precision="bf16")
         return
     low = rc.build(target="x86-64-openvino", precision="bf16")
-    assert low.verdict == "passed"
+    assert low.verdict == "passed"  # of the types
+    assert (low.links[0].reason, low.links[0].inputs) == ("unsuitable_inputs", "4 images of random pixels, seed 0")
+    assert "give yours to verify, with --engine" in low.links[0].note  # the export of an FP32 graph takes none
     assert all(kind.endswith(".BF16") for kind in low.layer_types)
     engine = BUILD / "x86-64-openvino.bf16.32x32.blob"
     assert rc.verify(engine=engine).links[-1].reason == "unsuitable_inputs"  # random images show little

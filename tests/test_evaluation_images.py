@@ -188,6 +188,28 @@ def test_an_engine_of_a_lossy_export_is_evaluated_on_its_images(lossy):
     assert (found.verdict, found.inputs) == ("passed", "faint.npz (24 images), the 12 not used for calibration")
 
 
+def test_an_engine_that_passes_on_random_images_is_not_verified(tiny, repaconv):
+    """As `export` and `verify` say of the graph and of the engine."""
+    rc.fold(tiny)
+    rc.export()
+    rc.export(precision="int8")
+    code, out, _ = repaconv("build", "--target", "x86-64", "--precision", "int8")
+    assert (code, "; not verified: engine\n" in out) == (0, True)
+    done = rc.build(target="x86-64", precision="int8")
+    assert (done.verdict, done.links[0].verdict) == ("passed", "not verified")
+    assert done.links[0].inputs == "4 images of random pixels, seed 0"
+    assert "only random images" in done.links[0].note
+    measured = rc.bench(precision="int8", rounds=2).agreement
+    assert (measured.verdict, measured.reason) == ("not verified", "unsuitable_inputs")
+    assert rc.build(target="x86-64").links[0].verdict == "passed"  # FP32 is exact
+    rc.export(precision="int8", inputs=saved_normal())
+    assert rc.build(target="x86-64", precision="int8").links[0].verdict == "passed"
+    assert rc.bench(precision="int8", rounds=2).agreement.verdict == "passed"
+    Path("normal.npz").unlink()
+    found = rc.build(target="x86-64", precision="int8").links[0]
+    assert (found.verdict, "are not there any more" in found.note) == ("not verified", True)
+
+
 def test_links_of_several_exports_of_a_precision_name_theirs(lossy, repaconv):
     rc.export(precision="int8", inputs="faint.npz", batch=1)
     np.savez("labeled.npz", input=faint(24), labels=np.arange(24) % 5)

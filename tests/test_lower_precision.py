@@ -495,10 +495,10 @@ def test_bench_of_a_lower_precision_is_of_that_graph_and_evaluated_by_its_rule(t
     plain, low = (RUN / name for name in ("model.onnx", "model.int8.onnx"))
     done = rc.bench(precision="int8", rounds=2)
     assert (done.latencies[0].model, done.precision, done.latencies[1].precision) == (low.name, "int8", "fp32")
-    assert (done.agreement.verdict, done.agreement.tolerance.kind) == ("passed", "lossy")
+    assert (done.agreement.reason, done.agreement.tolerance.kind) == ("unsuitable_inputs", "lossy")  # random images
     for model, against in ((low, plain), (plain, low)):
         link = rc.bench(model, against=against, image_size=32, rounds=2).agreement
-        assert (link.verdict, link.tolerance, link.reference) == ("passed", tolerance("int8"), plain.name)
+        assert (link.verdict, link.tolerance, link.reference) == ("not verified", tolerance("int8"), plain.name)
         assert link.metrics.images == 8
         assert "top-1 predictions agree" in link.note
     with pytest.raises(UsageProblem, match="is a file"):

@@ -10,7 +10,7 @@ from repaconv.core.errors import UsageProblem
 from repaconv.engines.contract import GpuSession
 from repaconv.results import ImageSize, Preprocessing
 from repaconv.stages.bench.benchmark_subjects import BenchmarkSubject, BenchmarkSubjects
-from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
+from repaconv.stages.shared.evaluation_images import MAX_IMAGES, NO_IMAGES, evaluation_images
 from repaconv.stages.shared.input_selection import scores_output
 from repaconv.stages.shared.model_opening import MIN_COMPARED_IMAGES, OpenedModel
 from repaconv.verification.input_batches import Batch
@@ -36,6 +36,7 @@ class BenchmarkInputs(NamedTuple):
         preprocessing: How image files were preprocessed.
         why_unusable: Why the outputs of a lossy model are not compared on these inputs; empty if they are.
         scores: Name of the output with class scores; empty if there is none.
+        no_evidence: Why a lossy model whose outputs agree on these inputs is not verified; empty if it is.
     """
 
     batches: list[Batch]
@@ -44,6 +45,7 @@ class BenchmarkInputs(NamedTuple):
     preprocessing: str = ""
     why_unusable: str = ""
     scores: str = ""
+    no_evidence: str = ""
 
 
 def choose_benchmark_inputs(
@@ -63,10 +65,13 @@ def choose_benchmark_inputs(
         if isinstance(rows, BenchmarkInputs):
             return rows
         return BenchmarkInputs(
-            list(source_model.random_inputs(RANDOM_CALLS, seed, batch=batch).batches()), None, why_unusable=rows
+            list(source_model.random_inputs(RANDOM_CALLS, seed, batch=batch).batches()),
+            None,
+            why_unusable=rows,
+            no_evidence=NO_IMAGES,
         )
     if source_model is None and not takes_images(session):
-        return BenchmarkInputs(_random_inputs(first.path, session, seed), None)
+        return BenchmarkInputs(_random_inputs(first.path, session, seed), None, no_evidence=NO_IMAGES)
     shape = image_shape(channels_first(session.inputs[0]), batch, size, first.path)
     own = _evaluation_inputs(known, models, shape, batch)
     if isinstance(own, BenchmarkInputs):
@@ -74,7 +79,12 @@ def choose_benchmark_inputs(
     count = max(1, MIN_COMPARED_IMAGES // batch) * batch
     given = _random_images(known, models, shape, count, seed)
     return BenchmarkInputs(
-        list(given.batches(batch)), shape, given.name, why_unusable=own, scores=_scores(known, given)
+        list(given.batches(batch)),
+        shape,
+        given.name,
+        why_unusable=own,
+        scores=_scores(known, given),
+        no_evidence=NO_IMAGES,
     )
 
 

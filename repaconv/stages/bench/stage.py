@@ -26,6 +26,7 @@ from repaconv.stages.bench.latency_measurement import (
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.shared.common_options import require_threads
 from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers, takes_networks
+from repaconv.stages.shared.evaluation_images import without_evidence
 from repaconv.stages.shared.model_opening import compare_outputs
 from repaconv.stages.shared.option_dataclasses import as_image_size, by_name
 from repaconv.stages.shared.preset_choice import ResolvedOptions, resolve_preset
@@ -265,7 +266,11 @@ def _compare_outputs(plan: Plan, found: BenchMeasurement) -> Link | None:
     against = Path(plan.options.against) if plan.options.against and plan.run is None else None
     graph = against if against and against.suffix == ".onnx" else None
     agreed = compare_outputs(plan.run, models, calls.batches, found.on.outputs, graph, calls.scores)
-    return agreed.model_copy(update={"inputs": calls.name}) if agreed else None
+    if agreed is None:
+        return None
+    agreed = agreed.model_copy(update={"inputs": calls.name})
+    lossy = agreed.tolerance is not None and agreed.tolerance.kind == "lossy"
+    return without_evidence(agreed, calls.no_evidence) if lossy and calls.no_evidence else agreed
 
 
 def _apply_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact, list[Path]]:

@@ -20,7 +20,7 @@ from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.build.options import BuildOptions
 from repaconv.stages.shared.engine_files import version_for
-from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
+from repaconv.stages.shared.evaluation_images import MAX_IMAGES, NO_IMAGES_OF_FP32, evaluation_images, without_evidence
 from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
 from repaconv.stages.shared.option_dataclasses import by_name
@@ -96,7 +96,8 @@ def build_by(options: BuildOptions, run: str | Path | None = None, *, progress: 
 
     Returns:
         The result. Its verdict is failed if the engine computes in another precision than requested, or if its outputs
-        differ from those of the ONNX model.
+        differ from those of the ONNX model. The outputs of a lossy engine whose export had no images are compared on
+        random ones; that link is at best *not verified*.
 
     Raises:
         GateFailed: If an earlier check failed and ``allow_unverified`` is false.
@@ -289,7 +290,7 @@ def _engine_links(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     source_model, whole = source_model_of(plan.run), folded.whole
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     batch = None if exported.batch == "dynamic" or whole else int(exported.batch)
-    given = _comparison_inputs(plan, source_model, size)
+    given, no_evidence = _comparison_inputs(plan, source_model, size)
     scores = scores_output(source_model, given)
     allowed = tolerance(
         "engine",
@@ -306,25 +307,40 @@ def _engine_links(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
         feeds, rounding = piece.feeds(before.inputs), network_rounding(source_model, piece.feeds(source_model.inputs))
         found.add(after.run(feeds), before.run(feeds), whole=whole, rounding=rounding)
     name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"
-    return found.links("engine", f"{name} under ONNX Runtime")
+    links = (
+        link.model_copy(update={"inputs": given.name}) for link in found.links("engine", f"{name} under ONNX Runtime")
+    )
+    return tuple(without_evidence(link, no_evidence) if no_evidence else link for link in links)
 
 
-def _comparison_inputs(plan: _Plan, source_model: SourceModel, size: ImageSize | None) -> Inputs:
-    """The images on which a lossy model was evaluated, if they exist and fit the engine; otherwise random images."""
-    exported = plan.exported
-    given = evaluation_images(source_model, exported, most=MAX_IMAGES) if exported.images else ""
-    if isinstance(given, str) or given.size != size or (exported.preprocessing and given.piece(0, 1).pixels is None):
-        fixed = exported.batch if isinstance(exported.batch, int) else None
-        pixels = plan.folded.preprocessing is not None
-        return choose_inputs(source_model, count=PROBES, size=size, pixels=pixels, batch=fixed).together(fixed)
-    return given
+def _comparison_inputs(plan: _Plan, source_model: SourceModel, size: ImageSize | None) -> tuple[Inputs, str]:
+    """The images on which a lossy model was evaluated, if they exist and fit the engine; otherwise random images.
+
+    The second value says why a lossy engine that passes on random images is not verified; empty if it is verified.
+    """
+    exported, lossy = plan.exported, plan.options.precision != "fp32"
+    lowered = lossy and exported.precision == "fp32"
+    given = NO_IMAGES_OF_FP32 if lowered else evaluation_images(source_model, exported, most=MAX_IMAGES)
+    if not isinstance(given, str):
+        if given.size != size:
+            given = f"the engine does not take images of the size of {given.name}"
+        elif exported.preprocessing and given.piece(0, 1).pixels is None:
+            given = f"the engine takes pixels, and {given.name} are normalized"
+        else:
+            return given, ""
+    fixed = exported.batch if isinstance(exported.batch, int) else None
+    pixels = plan.folded.preprocessing is not None
+    random = choose_inputs(source_model, count=PROBES, size=size, pixels=pixels, batch=fixed).together(fixed)
+    return random, given if lossy else ""
 
 
 def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Path]) -> BuildArtefact:
     from repaconv.verification.tolerances import verdict_of
 
     typed_right, note = _precision_check(plan, built)
-    outputs_verdict = verdict_of(links) if links else "passed"
+    # without outputs to evaluate, as of an engine for another machine, the verdict is that of the layer types
+    outputs = [link for link in links if link.reason != "unsuitable_inputs"]
+    outputs_verdict = verdict_of(outputs) if outputs else "passed"
     return BuildArtefact(
         made_by={**made_by(), plan.device.runtime: plan.version},
         verdict=outputs_verdict if typed_right else "failed",

@@ -18,6 +18,8 @@ def show_build(done: BuildArtefact) -> None:
     types = ", ".join(f"{count} {name}" for name, count in done.layer_types.items())
     gpu = f", compute capability {done.compute_capability}" if done.compute_capability else ""
     size = f"{done.payload.bytes:,} bytes, {done.runtime}{gpu}"
-    stdout().print(f"{colored(done.verdict)}: {plain(done.payload.path)}, {size}")
+    names = dict.fromkeys(link.name for link in done.links if link.verdict == "not verified")
+    unverified = f"; not verified: {', '.join(names)}" if names and done.verdict == "passed" else ""
+    stdout().print(f"{colored(done.verdict)}: {plain(done.payload.path)}, {size}{unverified}")
     stdout().print(f"types of the layers, {done.precision} requested: {plain(types)}")
     stdout().print(f"[yellow]{plain(done.note)}[/]")

@@ -21,6 +21,11 @@ NO_IMAGES = (
     "only random images, which show little of a lossy model: give yours to export or verify, with --inputs or --images"
 )
 """Why a lossy model that passes on random images is not verified."""
+NO_IMAGES_OF_FP32 = (
+    "only random images, which show little of a lossy model: give yours to verify, with --engine and --inputs or "
+    "--images"
+)
+"""The same of an engine that a runtime lowers itself: the export of an FP32 graph takes no images."""
 
 
 def image_set(

@@ -194,6 +194,42 @@ def test_a_tilde_that_no_shell_replaced_is_refused(tiny, repaconv, monkeypatch):
     assert not Path("~").exists()
     with pytest.raises(Refused, match="begins with ~"):
         rc.fold(tiny, out="~/run")
+    rc.fold(tiny)
+    for words in (
+        ("fold", tiny, "--arch", "~/net.py:build"),
+        ("export", "--target", "~/board.toml"),
+        ("export", "--target", "~/board.toml@old"),
+        ("export", "--preset", "~/tuned.json"),
+    ):
+        code, _, told = repaconv(*words)
+        assert (code, "begins with ~" in told, "hint: Give /home/somebody" in told) == (4, True, True), told
+    recipe = """
+        checkpoint = '~/net.pth'
+        arch = '~/net.py:build'
+        preset = '~/tuned.json'
+        out = '~/run'
+        verify.images = '~/images'
+        export.target = '~/board.toml'
+        bench.baseline = '~/baseline.json'
+    """
+    Path("sub").mkdir()
+    for name, text in (("own.toml", recipe), ("sub/base.toml", recipe), ("other.toml", "extends = 'sub/base.toml'")):
+        Path(name).write_text(text.replace("        ", ""))
+    for name in ("own.toml", "other.toml"):
+        code, told, _ = repaconv("run", name)
+        told = " ".join(told.split())
+        assert (code, "(Give /home/somebody" in told, "there is no" in told) == (2, True, False), told
+        keys = ("checkpoint", "arch", "preset", "out", "verify.images", "export.target", "bench.baseline")
+        assert all(f"{key}: ~/" in told for key in keys), told
+        assert told.count("begins") == len(keys)
+    Path("own.toml").write_text("extends = '~/base.toml'")
+    code, told, _ = repaconv("run", "own.toml")
+    assert (code, "extends: ~/base.toml begins with ~" in told) == (2, True), told
+    matrix = "models = [{{checkpoint = '{}', arch = '{}'}}]\ntargets = ['{}']\nprecisions = ['fp32']\nbatches = [1]"
+    for named in (("~/net.pth", "", "x86-64"), ("net.pth", "~/net.py:build", "x86-64"), ("net.pth", "", "~/a.toml@b")):
+        Path("matrix.toml").write_text(matrix.format(*named))
+        code, _, told = repaconv("sweep", "matrix.toml")
+        assert (code, "begins with ~" in told, "hint: Give /home/somebody" in told) == (4, True, True), told
     Path("~").mkdir()  # then it is meant
     assert rc.fold(tiny, out="~/run").output_files
     assert rc.fold(tiny, out="~net").output_files

@@ -78,7 +78,7 @@ def require_valid_name(path: Path) -> None:
     Raises:
         Refused: ``file.name``.
     """
-    _require_no_tilde(path)
+    require_no_tilde(path)
     try:
         path.stat()
     except UnicodeEncodeError as error:
@@ -108,13 +108,17 @@ def require_valid_name(path: Path) -> None:
             ) from error
 
 
-def _require_no_tilde(path: Path) -> None:
+def require_no_tilde(path: Path, folder: Path = Path()) -> None:
     """Refuse ``~/file``, unless there is a folder of that name: a shell leaves the ``~`` of ``--out=~/file`` as it is.
+
+    Args:
+        path: The path as given.
+        folder: The folder that it is relative to.
 
     Raises:
         Refused: ``file.name``.
     """
-    if not str(path).startswith("~") or os.path.lexists(path.parts[0]):
+    if not str(path).startswith("~") or os.path.lexists(folder / path.parts[0]):
         return
     with suppress(RuntimeError, ValueError):  # there is no such user: it is a name that begins with ~
         expanded = path.expanduser()

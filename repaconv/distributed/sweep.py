@@ -18,6 +18,7 @@ from repaconv.core.files import (
     canonical_json,
     lock_folder,
     read_artefact,
+    require_no_tilde,
     sha256_of,
     sha256_of_bytes,
     stage_of,
@@ -81,6 +82,7 @@ def read_matrix(path: Path) -> Matrix:
     Raises:
         EnvironmentProblem: If it is .yaml and PyYAML is not installed.
         UsageProblem: If it is not a valid matrix; names the line if it is known.
+        Refused: If a path in it begins with ``~``, which only a shell replaces.
     """
     lines: Positions | None = None
     if path.suffix in (".yaml", ".yml"):
@@ -88,9 +90,13 @@ def read_matrix(path: Path) -> Matrix:
     else:
         table, lines = read_toml(path, "matrix")
     try:
-        return Matrix.model_validate(table)
+        matrix = Matrix.model_validate(table)
     except ValidationError as error:
         raise _no_matrix(first_problem(error, str(path), lines)) from error
+    targets = [target for target in matrix.targets if target.partition("@")[0].endswith(".toml")]
+    for named in (*targets, *(file for each in matrix.models for file in (each.checkpoint, own_file(each.arch or "")))):
+        require_no_tilde(Path(named), path.parent)
+    return matrix
 
 
 def _no_matrix(message: str) -> UsageProblem:

@@ -14,7 +14,7 @@ import numpy as np
 from repaconv.core import run_folder
 from repaconv.core.errors import GateFailed, Refused, describe_exception, first_names
 from repaconv.core.file_replacement import write_payload
-from repaconv.core.files import lock_folder, payload_of
+from repaconv.core.files import lock_folder, payload_of, require_valid_name
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.graph.graph_without_weights import write_model
@@ -477,9 +477,16 @@ def _require_one_file(found: Checkpoint) -> None:
 
 
 def _absolute(arch: str) -> str:
-    """Make the path of the user's own Python file absolute, because it is run again from another folder."""
+    """Make the path of the user's own Python file absolute, because it is run again from another folder.
+
+    Raises:
+        Refused: If the path cannot be a file's.
+    """
     file, _, function = arch.partition(":")
-    return f"{Path(file).resolve()}:{function}" if file.endswith(".py") else arch
+    if not file.endswith(".py"):
+        return arch
+    require_valid_name(Path(file))
+    return f"{Path(file).resolve()}:{function}"
 
 
 def _images(arch: Architecture, network: BuiltNetwork, folder: Path | None, reader: SettingsReader) -> Images:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from repaconv.core import plugins
-from repaconv.core.errors import RepaconvError, UsageProblem, did_you_mean
-from repaconv.core.files import exists
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem, did_you_mean
+from repaconv.core.files import exists, require_no_tilde
 from repaconv.core.toml_positions import Positions, position_of
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
 from repaconv.onnx_export.onnx_simplifiers import TOOLS
-from repaconv.stages.recipe.recipe_file import Precision, Recipe, RecipeError, own_file
+from repaconv.stages.recipe.recipe_file import Precision, Recipe, RecipeError, own_file, paths_in
 from repaconv.stages.shared.common_options import is_tune_result
 from repaconv.stages.shared.fetched_files import address_of
 from repaconv.stages.shared.preset_choice import require_known_preset
@@ -32,7 +32,9 @@ READ_FILES = {
 
 def missing(recipe: Recipe, path: Path, lines: Positions) -> list[RecipeError]:
     """Everything that the recipe names and that does not exist, each with its place."""
+    tildes = {each.keys: each for each in _tildes(recipe, path)}
     found = [*_targets(recipe, path), *_files(recipe, path), *_names(recipe), *_preset(recipe, path), *_links(recipe)]
+    found = [*tildes.values(), *(each for each in found if each.keys not in tildes)]
     return [RecipeError(position_of(lines, each.keys, str(path)), *each[1:]) for each in found]
 
 
@@ -40,6 +42,8 @@ def no_checkpoint(recipe: Recipe, path: Path, lines: Positions) -> list[RecipeEr
     """The error of a missing checkpoint, reported together with other errors; alone, `fold` refuses the input."""
     source = path.parent / recipe.checkpoint
     if not recipe.checkpoint or address_of(recipe.checkpoint) or exists(source):
+        return []
+    if any(each.keys == ("checkpoint",) for each in _tildes(recipe, path)):  # which `missing` reports
         return []
     text = f"checkpoint: there is no {source}."
     hint = "Paths are relative to the recipe's folder."
@@ -51,6 +55,15 @@ class _Missing(NamedTuple):
     message: str
     hint: str
     code: str
+
+
+def _tildes(recipe: Recipe, path: Path) -> Iterator[_Missing]:
+    """Paths that begin with ``~``, which only a shell replaces."""
+    for keys, name in paths_in(recipe):
+        try:
+            require_no_tilde(Path(name), path.parent)
+        except Refused as problem:
+            yield _Missing(keys, f"{'.'.join(keys)}: {problem.message}", problem.hint, problem.code)
 
 
 def _targets(recipe: Recipe, path: Path) -> Iterator[_Missing]:
@@ -116,7 +129,7 @@ def _preset(recipe: Recipe, path: Path) -> Iterator[_Missing]:
     """A preset that is neither known by its name nor a file."""
     try:
         require_known_preset(recipe.preset, path.parent)
-    except UsageProblem as problem:
+    except (Refused, UsageProblem) as problem:
         yield _Missing(("preset",), f"preset: {problem.message}", problem.hint, problem.code)
 
 

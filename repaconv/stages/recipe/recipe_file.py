@@ -29,8 +29,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from repaconv.core.errors import UsageProblem, did_you_mean
-from repaconv.core.files import exists
+from repaconv.core.errors import Refused, UsageProblem, did_you_mean
+from repaconv.core.files import exists, require_no_tilde
 from repaconv.core.toml_positions import InvalidToml, Position, Positions, Problem, position_of, problems, read_toml
 from repaconv.deprecation import Deprecation
 from repaconv.results import Record, TaskName
@@ -416,6 +416,10 @@ def _with_base(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Pos
     if not isinstance(base, str):
         return plain, lines
     other, at = path.parent / base, position_of(lines, ("extends",), str(path))
+    try:
+        require_no_tilde(Path(base), path.parent)
+    except Refused as problem:
+        raise RecipeProblem([RecipeError(at, f"extends: {problem.message}", problem.hint, problem.code)]) from problem
     if not exists(other) or not other.is_file():
         recipes = sorted(each.name for each in other.parent.glob("*.toml")) if exists(other.parent) else []
         hint = f"{did_you_mean(other.name, recipes)}Paths are relative to the recipe's folder."
@@ -425,7 +429,7 @@ def _with_base(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Pos
         raise RecipeProblem([RecipeError(at, text, "Let one of them stand alone.", "recipe.extends")])
     below, places = _with_base(other, (*above, path))
     away = os.path.relpath(other.parent, path.parent)
-    return _merged(_relocated(below, away), plain), {**places, **lines}
+    return _merged(_relocated(below, away, other.parent), plain), {**places, **lines}
 
 
 def _with_current_names(plain: dict[str, Any], lines: Positions) -> tuple[dict[str, Any], Positions]:
@@ -454,27 +458,49 @@ def _merged(below: Any, above: Any) -> Any:
     return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
 
 
-def _relocated(plain: Mapping[str, Any], away: str) -> dict[str, Any]:
-    """The table with its paths relative to another recipe's folder."""
+def _relocated(plain: Mapping[str, Any], away: str, folder: Path) -> dict[str, Any]:
+    """The table with its paths, which are relative to a folder, relative to another recipe's folder."""
     found = {}
     for key, value in plain.items():
         if isinstance(value, dict) and key in SECTIONS:
-            found[key] = {name: _relocated_value(each, away, key, name) for name, each in value.items()}
+            found[key] = {name: _relocated_value(each, away, folder, key, name) for name, each in value.items()}
         else:
-            found[key] = _relocated_value(value, away, "", key)
+            found[key] = _relocated_value(value, away, folder, "", key)
     return found
 
 
-def _relocated_value(value: Any, away: str, section: str, key: str) -> Any:
+def _relocated_value(value: Any, away: str, folder: Path, section: str, key: str) -> Any:
     """A value, relative to the other folder if it is a path."""
-    if not isinstance(value, str) or (key == "checkpoint" and "://" in value):  # an address is no path
+    if not isinstance(value, str) or not _is_path(value, section, key):
         return value
-    paths = (
-        {"checkpoint", "out"} if not section else {each.name for each in options_of(SECTIONS[section]) if each.is_path}
-    )
-    path = key in paths or (key == "target" and value.endswith(".toml"))
-    path |= not section and ((key == "arch" and bool(own_file(value))) or (key == "preset" and value.endswith(".json")))
-    return Path(os.path.normpath(Path(away, value))).as_posix() if path else value
+    try:
+        require_no_tilde(Path(value), folder)
+    except Refused:  # reported as it was written, unless the other recipe replaces it
+        return value
+    return Path(os.path.normpath(Path(away, value))).as_posix()
+
+
+def _is_path(value: str, section: str, key: str) -> bool:
+    """Whether the value of a key, at the top of a recipe or in a section, is a path."""
+    if section:
+        paths = {each.name for each in options_of(SECTIONS[section]) if each.is_path}
+        return key in paths or (key == "target" and value.endswith(".toml"))
+    if key == "checkpoint":
+        return "://" not in value  # an address is no path
+    if key == "arch":
+        return bool(own_file(value))
+    return key == "out" or (key == "preset" and value.endswith(".json"))
+
+
+def paths_in(recipe: Recipe) -> Iterator[tuple[tuple[str, ...], str]]:
+    """All paths that a recipe names, with their keys."""
+    found = [("", name, getattr(recipe, name)) for name in Recipe.model_fields if name not in SECTIONS]
+    for section in SECTIONS:
+        if (options := getattr(recipe, section)) is not None:
+            found += [(section, each.name, getattr(options, each.name)) for each in keys_of(section)]
+    for section, key, value in found:
+        if isinstance(value, (str, Path)) and _is_path(str(value), section, key):
+            yield (section, key) if section else (key,), str(value)
 
 
 # Errors

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem, did_you_mean
-from repaconv.core.files import cache_folder, canonical_json, read_artefact, sha256_of_bytes
+from repaconv.core.files import cache_folder, canonical_json, read_artefact, require_no_tilde, sha256_of_bytes
 from repaconv.results import Deployment, FoldArtefact, ImageSize, TuneArtefact
 from repaconv.rewrites.presets import DEFAULT, FASTEST, NAMED, OFFICIAL
 from repaconv.stages.export.options import ExportOptions
@@ -100,8 +100,10 @@ def require_known_preset(form: str | Path, folder: Path = Path()) -> None:
 
     Raises:
         UsageProblem: If it is neither.
+        Refused: If it begins with ``~``, which no shell replaced.
     """
     if str(form) not in NAMED and not (folder / form).is_file():
+        require_no_tilde(Path(form), folder)
         one_rewrite = (
             f"It is one rewrite: repaconv tune --rewrites {form} tries it. "
             if str(form) in plugins.registered(plugins.REWRITES)

@@ -13,6 +13,7 @@ from repaconv.graph.graph_without_weights import check, correct_shapes
 from repaconv.graph.models_in_onnx_ir import read, rewritten, write
 from repaconv.graph.nodes_and_constants import Writer
 from repaconv.graph.opset_upgrade import upgraded
+from repaconv.rewrites.fold.attention_head_joining import JOIN
 from repaconv.rewrites.fold.fold_pipeline import without
 from repaconv.rewrites.presets import chosen
 
@@ -564,3 +565,31 @@ def test_what_is_assigned_to_everything_is_the_result(start, end, step, nodes):
     weights = {name: np.array([number]) for name, number in lists.items()} | numbers(zero=0, one=1)
     model = model_of(f"(float[n, 4] x) => (float[n, 4] y) {text}", **weights)
     assert len(operators(folded(model, {"x": normal(3, 4)}))) == nodes
+
+
+@pytest.mark.parametrize("steps", [0, 1, 200])
+def test_scores_that_are_added_to_themselves_again_and_again_are_joined_once(steps):
+    """Each step doubles the number of terms: after 200, one by one, they would never be listed."""
+    scores = [
+        f"""q{n} = MatMul(x, wq{n})
+            hq{n} = Reshape(q{n}, shape)
+            tq{n} = Transpose<perm = [0, 2, 1, 3]>(hq{n})
+            k{n} = MatMul(x, wk{n})
+            hk{n} = Reshape(k{n}, shape)
+            tk{n} = Transpose<perm = [0, 2, 3, 1]>(hk{n})
+            p{n} = MatMul(tq{n}, tk{n})"""
+        for n in "ab"
+    ]
+    sums = [f"d{n} = Add(s{n}, s{n})\n s{n + 1} = Mul(d{n}, half)" for n in range(steps)]
+    nodes = "\n".join([*scores, "s0 = Sub(pa, pb)", *sums, f"y = Softmax<axis = -1>(s{steps})"])
+    weights = {f"{name}{n}": normal(8, 8) for name in ("wq", "wk") for n in "ab"}
+    model = model_of(
+        f"(float[1, 5, 8] x) => (float[1, 2, 5, 5] y) {{ {nodes} }}",
+        shape=np.array([0, 0, 2, 4]),
+        half=np.array(0.5, np.float32),
+        **weights,
+    )
+    after, _ = rewritten(model, [JOIN])  # alone: other rewrites simplify this sum before
+    feeds = {"x": normal(1, 5, 8)}
+    np.testing.assert_allclose(run(after, **feeds)[0], run(model, **feeds)[0], atol=1e-6)
+    assert operators(after).count("MatMul") == 5  # four layers, and the product of queries and keys

@@ -7,7 +7,9 @@ dropped. The rows of the softmax sum to 1, so the values' bias moves to after th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -58,27 +60,56 @@ def join(model: ir.Model) -> Iterator[Change]:
 
 # Scores
 
+_IN_SUMS = ("MatMul", "Add", "Sub", "Mul", "Div")
 
-def _terms(value: ir.Value | None, factor: float) -> list[tuple[float, ir.Node]] | None:
-    """The MatMul nodes whose outputs add up to a value, each with its factor; None if the value is no such sum."""
-    node = made_by(value, "MatMul", "Add", "Sub", "Mul", "Div")
-    if node is None or node.inputs[0] is None or node.inputs[1] is None:
-        return None
+
+def _terms(value: ir.Value | None) -> list[tuple[float, ir.Node]] | None:
+    """The MatMul nodes whose outputs add up to a value, each once with its factor; None if the value is no such sum.
+
+    Every node is visited once: a sum that is added to itself n times in series has 2^n terms.
+    """
+    operands: dict[ir.Node, list[tuple[ir.Node, float]]] = {}
+    top = made_by(value, *_IN_SUMS)
+    todo = [top]
+    while todo:
+        node = todo.pop()
+        found = _operands(node) if node is not None else None
+        if node is None or found is None:
+            return None
+        if node not in operands:
+            operands[node] = found
+            todo += [inner for inner, _ in reversed(found)]
+    assert top is not None
+    readers = Counter(inner for found in operands.values() for inner, _ in found)
+    factors, ready = dict.fromkeys(operands, 0.0) | {top: 1.0}, [top]
+    while ready:  # a node after all its readers in the sum
+        node = ready.pop()
+        for inner, factor in operands[node]:
+            factors[inner] += factors[node] * factor
+            readers[inner] -= 1
+            if not readers[inner]:
+                ready.append(inner)
+    terms = [(factors[node], node) for node in operands if node.op_type == "MatMul"]
+    return terms if all(isfinite(factor) for factor, _ in terms) else None
+
+
+def _operands(node: ir.Node) -> list[tuple[ir.Node, float]] | None:
+    """The nodes whose outputs a node of a sum adds up, each with its factor; None if it does something else."""
     if node.op_type == "MatMul":
-        return [(factor, node)]
-    if node.op_type in ("Mul", "Div"):
-        for mine, other in ((0, 1), (1, 0)):
-            number = scalar(node.inputs[other])
-            if number is not None and not (node.op_type == "Div" and mine):
-                return _terms(node.inputs[mine], factor * number if node.op_type == "Mul" else factor / number)
-        return None
-    left = _terms(node.inputs[0], factor)
-    right = _terms(node.inputs[1], factor if node.op_type == "Add" else -factor)
-    return None if left is None or right is None else left + right
+        return []
+    given = [(made_by(value, *_IN_SUMS), scalar(value)) for value in node.inputs]
+    if node.op_type in ("Add", "Sub"):
+        signs = (1.0, 1.0 if node.op_type == "Add" else -1.0)
+        found = [(inner, sign) for (inner, _), sign in zip(given, signs, strict=True) if inner is not None]
+        return found if len(found) == 2 else None
+    (first, left), (second, right) = given
+    if first is not None and right is not None:
+        return [(first, right if node.op_type == "Mul" else 1 / right)] if right or node.op_type == "Mul" else None
+    return [(second, left)] if second is not None and left is not None and node.op_type == "Mul" else None
 
 
 def _join_scores(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
-    terms = _terms(softmax.inputs[0], 1.0)
+    terms = _terms(softmax.inputs[0])
     if terms is None or len(terms) < 2:
         return
     queries = [_whole_heads(node.inputs[0]) for _, node in terms]

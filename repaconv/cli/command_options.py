@@ -392,7 +392,6 @@ def readers_may_stop() -> Iterator[None]:
     """
     try:
         yield
-        sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as closed:
         if isinstance(closed, SystemExit) and not isinstance(closed.__context__, BrokenPipeError):
             raise

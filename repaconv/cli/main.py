@@ -110,26 +110,31 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     command = next((word for word in given if not word.startswith("-")), "")
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]  # Typer exports only this one of its kind
+    code: object = 0
+    problem: RepaconvError | None
     try:
         if COMPLETING not in os.environ:
             _require_no_empty_value(given)
         asked = app.only(finished_words(os.environ) if COMPLETING in os.environ else given)
-        code: object = 0
         with readers_may_stop():
             code = asked(args=given, prog_name="repaconv", standalone_mode=False)
-        code = _print_error(_interruption(), command, given) if code == Interrupted.exit_code else code
+        problem = _interruption() if code == Interrupted.exit_code else None
     except (KeyboardInterrupt, typer.Abort):
-        code = _print_error(_interruption(), command, given)
-    except Exception as problem:
-        code = _print_error(_error_of(problem, command, usage_error, given), command, given)
+        problem = _interruption()
+    except Exception as raised:
+        problem = _error_of(raised, command, usage_error, given)
+    code = _print_error(problem, command, given) if problem else code
+    try:
+        sys.stdout.flush()
+    except (KeyboardInterrupt, OSError) as stopped:
+        discard(sys.stdout)  # Python would try again at exit and end with code 120
+        if not problem and not isinstance(stopped, BrokenPipeError):
+            problem = _machine_error(stopped) if isinstance(stopped, OSError) else _interruption()
+            code = _print_error(problem, command, given)
     if own_process and "onnxsim" not in sys.modules:  # which prints a warning if its objects are not freed
         gc.freeze()  # the garbage collection at exit takes most of a second after importing torch
     if own_process and current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C would print a traceback of what runs at exit
-    try:
-        sys.stdout.flush()
-    except OSError:  # reported already; Python would try again at exit and end with code 120
-        discard(sys.stdout)
     sys.exit(code if isinstance(code, int) else 0)
 
 

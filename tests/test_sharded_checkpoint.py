@@ -371,6 +371,12 @@ def test_bench_and_verify_say_what_to_do_with_an_index(big):
         with pytest.raises(rc.RepaconvError) as caught:
             call(big)
         assert f"repaconv fold {big}" in caught.value.hint
+    for run in (rc.bench, rc.verify, rc.export, rc.tune, rc.report):
+        with pytest.raises(
+            rc.RepaconvError, match=r"big is not a run folder: it holds a checkpoint, model\.saf"
+        ) as caught:
+            run(big.parent)
+        assert caught.value.hint == "Fold it first: repaconv fold big"
 
 
 def test_a_conversion_takes_several_files():
@@ -380,4 +386,7 @@ def test_a_conversion_takes_several_files():
     done = rc.convert("vit", method="pyra", keep=0.6, **how)
     assert done.parent.path == str(Path("vit/model.safetensors.index.json").absolute())
     assert len(done.input_files) == 4
+    scored = rc.score("vit", inputs="x.npz", settings=how["settings"])
+    drawing = next(each for each in scored.output_files if str(each).endswith(".svg"))
+    assert "<title>vit: mean attention" in Path(drawing).read_text()
     assert rc.verify("repaconv-out/model-pyra", inputs="x.npz").verdict == "passed"

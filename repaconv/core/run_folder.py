@@ -31,7 +31,15 @@ from repaconv.core.files import (
     write_text,
 )
 from repaconv.core.progress import LOGGER
-from repaconv.core.sharded_checkpoint import INDEX, files_of, is_index, resolved_checkpoint
+from repaconv.core.sharded_checkpoint import (
+    INDEX,
+    checkpoint_at,
+    files_of,
+    is_index,
+    resolved_checkpoint,
+    weights_in,
+)
+from repaconv.core.sharded_checkpoint import WEIGHTS as WEIGHTS_OF_FOLDERS
 from repaconv.results import KINDS, Artefact, ExportArtefact, FoldArtefact, Link, Payload, VerifyArtefact
 
 OUT = Path("repaconv-out")
@@ -193,6 +201,12 @@ def utf8_name(source: Path) -> Path:
 def utf8_stem(source: Path) -> str:
     """Return the `utf8_name` of a file without its suffix."""
     return utf8_name(source).stem
+
+
+def title_of(checkpoint: Path) -> str:
+    """Return what a drawing calls a checkpoint: its file, or its folder if the file is named as in all such folders."""
+    name = utf8_name(checkpoint)
+    return str(utf8_name(checkpoint.resolve().parent) if name.name in WEIGHTS_OF_FOLDERS else name)
 
 
 def default_folder(source: Path) -> Path:
@@ -380,14 +394,26 @@ def find_run(given: Path | None) -> Run:
             raise Refused(f"there is no file or folder {given}.", hint="Check its path.", code="run.missing")
     run = Run(given)
     if not run.fold_json.is_file():
+        weights = _weights_in(given)
+        is_source = given.suffix in (".onnx", *CHECKPOINT_SUFFIXES) or is_index(given) or weights
         raise UsageProblem(
-            f"{given} is not a run folder: it has no fold.json.",
+            f"{given} is not a run folder: it holds a checkpoint, {weights.name}, that was not folded there."
+            if weights
+            else f"{given} is not a run folder: it has no fold.json.",
             hint=f"Fold it first: repaconv fold {shlex.quote(str(given))}"
-            if given.suffix in (".onnx", *CHECKPOINT_SUFFIXES) or is_index(given)
+            if is_source
             else "Give the folder that `repaconv fold` wrote, or fold again.",
             code="run.none",
         )
     return run
+
+
+def _weights_in(folder: Path) -> Path | None:
+    """The checkpoint that `fold` takes from a folder: the index of several files, or the weights of a model."""
+    with suppress(Refused):  # several, which `fold` asks to choose from
+        found = checkpoint_at(folder)
+        return found if is_index(found) else weights_in(folder)
+    return None
 
 
 FOLD_LINKS = ("converted", "recorded", "fold", "stored")

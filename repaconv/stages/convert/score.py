@@ -116,7 +116,7 @@ def _artefact(plan: _Plan, scores: Scores) -> ScoreArtefact:
     from repaconv.conversion.head_scores import scores_svg, uniform_locality
 
     config = plan.reading.config
-    title = f"{Path(plan.origin.path).name}: mean attention around the query, by block and head"
+    title = f"{run_folder.title_of(Path(plan.origin.path))}: mean attention around the query, by block and head"
     write_payload(plan.drawing, scores_svg(scores, title))
     return ScoreArtefact(
         made_by=made_by("torch"),

@@ -219,7 +219,7 @@ def _write(plan: _Plan, found: ConvertedNetwork) -> None:
 
     described = metadata(found.reading, plan.found.origin, plan.found.record)
     write_checkpoint(plan.run.folder / run_folder.CONVERTED, found.reading.tensors, described)
-    title = f"{Path(plan.found.origin.path).name}: mean attention around the query, by block and head"
+    title = f"{run_folder.title_of(Path(plan.found.origin.path))}: mean attention around the query, by block and head"
     write_payload(plan.run.folder / run_folder.SCORES, scores_svg(found.scores, title))
 
 

@@ -180,7 +180,6 @@ DAMAGE: dict[str, tuple[Callable[[], Any], str, str]] = {
         "checkpoint.part",
         f"says is in {PARTS[0].name}",
     ),
-    "a tensor is not named": (lambda: _with_tensor("more", PARTS[1]), "checkpoint.part", "holds more, which"),
     "no JSON": (lambda: INDEX.write_text("{"), "checkpoint.index", "is not the index"),
     "no text": (lambda: INDEX.write_bytes(b"\xff\xfe\x00\xd8"), "checkpoint.index", "is not the index"),
     "nested": (lambda: INDEX.write_text("[" * 100_000), "checkpoint.index", "is not the index"),
@@ -194,6 +193,7 @@ DAMAGE: dict[str, tuple[Callable[[], Any], str, str]] = {
     ),
     "out of its folder": (lambda: _moved(FIRST, "../big/x"), "checkpoint.index", "'../big/x', which is not inside"),
     "an absolute path": (lambda: _moved(FIRST, "/etc/passwd"), "checkpoint.index", "'/etc/passwd', which is not"),
+    "a path of Windows": (lambda: _moved(FIRST, "a\\b"), "checkpoint.index", "with a backslash, as on Windows. ("),
     "no name": (lambda: _moved(FIRST, ""), "checkpoint.index", "'', which is not inside"),
     "an index": (lambda: _moved(FIRST, INDEX.name), "checkpoint.index", "an index, as a part"),
     "no letters": (lambda: _moved(FIRST, "\ud800"), "file.name", "letters that the encoding"),
@@ -222,13 +222,31 @@ def test_what_is_no_state_dict_in_a_part_is_refused(tiny_weights):
     for content, told in (
         ({"state_dict": weights}, "has no tensor"),
         ([weights], "has no tensor"),
-        (weights | {"__metadata__": 3}, "holds __metadata__, which"),
-        (weights | {"epoch": 3}, "holds epoch, which"),
     ):
         torch.save(content, part)
         with pytest.raises(Refused, match=told) as caught:
             rc.fold(index)
         assert caught.value.code == "checkpoint.part"
+
+
+def test_what_the_index_does_not_name_is_not_read(big, repaconv):
+    """As in transformers: the index says what the checkpoint is."""
+    plain = rc.fold(big, out="plain")
+    _with_tensor("more", PARTS[1])
+    code, _, err = repaconv("fold", big)
+    assert (code, f"not read: more, which {INDEX.name} does not name" in " ".join(err.split())) == (0, True), err
+    done = run_folder.fold_of(run_folder.Run(Path("repaconv-out/model")))
+    assert done.origin.container == "safetensors in 3 parts, without 1 that the index does not name"
+    assert done.payload.sha256 == plain.payload.sha256
+    assert rc.verify().verdict == "passed"
+
+
+@pytest.mark.parametrize("more", [{"epoch": 3}, {"__metadata__": 3}])
+def test_numbers_in_a_part_are_not_read(tiny_weights, more):
+    index = save_in_parts(tiny_weights, Path("big"), BIN)
+    part = Path("big/pytorch_model-00002-of-00003.bin")
+    torch.save(torch.load(part) | more, part)
+    assert rc.fold(index).verdict == "passed"
 
 
 def test_flipped_bytes_of_a_part_are_noticed(tiny_weights):

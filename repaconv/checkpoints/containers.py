@@ -32,8 +32,9 @@ from torch import Tensor
 from repaconv.checkpoints.memory_mapping import Checksums, Contents, map_file, truncated_file, view_as_dtype
 from repaconv.checkpoints.restricted_unpickler import Placeholder, StorageIds, StorageKind, strided, unpickle
 from repaconv.core import changed_input_files
-from repaconv.core.errors import Refused, RepaconvError, describe_exception, unreadable
+from repaconv.core.errors import Refused, RepaconvError, describe_exception, first_names, unreadable
 from repaconv.core.files import CHECKPOINT_SUFFIXES, require_reachable
+from repaconv.core.progress import LOGGER
 from repaconv.core.sharded_checkpoint import INDEX, WEIGHTS, is_index, parts_of, require_no_part, weight_map
 from repaconv.core.thread_pool import thread_pool, usable_cpus
 
@@ -515,6 +516,9 @@ def _maybe_json(text: str) -> object:
 
 # Several files, whose index names the part of each tensor.
 
+MOST_NAMED = 3
+"""Most tensors that a warning names."""
+
 
 @dataclass
 class PartsChecksums(Checksums):
@@ -532,7 +536,8 @@ def _open_parts(index: Path) -> Contents:
     """Read all parts, which stay memory-mapped, as one state dict.
 
     Raises:
-        Refused: If a part is missing or cannot be read, or holds other tensors than the index says.
+        Refused: If a part is missing or cannot be read, lacks a tensor that the index says is in it, or holds one that
+            the index says is in another part.
     """
     place_of, parts = weight_map(index), parts_of(index)
     promised: dict[str, set[str]] = {name: set() for name in parts}
@@ -541,10 +546,15 @@ def _open_parts(index: Path) -> Contents:
     opened = {name: _open_file(part) for name, part in parts.items()}
     value: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
+    unnamed: list[str] = []
     for name, contents in opened.items():
         entries = _entries_of_part(index, parts[name], contents, promised[name], place_of)
-        metadata |= entries.pop("__metadata__", {})
-        value |= entries
+        if isinstance(given := entries.pop("__metadata__", {}), Mapping):
+            metadata |= given
+        unnamed += (str(each) for each in entries if each not in place_of)
+        value |= {each: entry for each, entry in entries.items() if each in place_of}
+    if unnamed:
+        LOGGER.warning("not read: %s, which %s does not name", first_names(unnamed, MOST_NAMED), index.name)
     containers, checksums = (
         ", ".join(dict.fromkeys(each))
         for each in (
@@ -553,7 +563,8 @@ def _open_parts(index: Path) -> Contents:
         )
     )
     return Contents(
-        f"{containers} in {len(parts)} part{'s' * (len(parts) > 1)}",
+        f"{containers} in {len(parts)} part{'s' * (len(parts) > 1)}"
+        + (f", without {len(unnamed)} that the index does not name" if unnamed else ""),
         {**value, **({"__metadata__": metadata} if metadata else {})},
         tuple(dict.fromkeys(each for contents in opened.values() for each in contents.placeholders)),
         PartsChecksums(checksums, tuple(contents.checksums for contents in opened.values())),
@@ -563,26 +574,21 @@ def _open_parts(index: Path) -> Contents:
 def _entries_of_part(
     index: Path, part: Path, contents: Contents, promised: Collection[str], place_of: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The contents of a part, which are the tensors that the index promises, and metadata.
+    """The contents of a part: the tensors that the index promises, metadata, and what the index does not name.
 
     Raises:
-        Refused: If it holds anything else, or lacks one of them.
+        Refused: If it lacks one of them, or holds one that the index says is in another part.
     """
     found = dict(contents.value) if isinstance(contents.value, Mapping) else {}
     # what only other code could build is refused later, with the name of that code
     lacks = [name for name in promised if not isinstance(found.get(name), (Tensor, Placeholder))]
-    is_metadata = isinstance(found.get("__metadata__"), Mapping)
-    more = [name for name in found if name not in promised and not (is_metadata and name == "__metadata__")]
+    more = [name for name in found if name in place_of and name not in promised]
     if not lacks and not more:
         return found
-    if lacks:
-        what = f"has no tensor {min(lacks)}, which {index.name} says is in it"
-    elif more[0] in place_of:
-        what = f"holds {more[0]}, which {index.name} says is in {place_of[more[0]]}"
-    else:
-        what = f"holds {more[0]}, which {index.name} does not name"
     raise Refused(
-        f"{part} {what}.",
+        f"{part} has no tensor {min(lacks)}, which {index.name} says is in it."
+        if lacks
+        else f"{part} holds {more[0]}, which {index.name} says is in {place_of[more[0]]}.",
         hint="Index and parts are of different saves, or one is damaged: download or save all of them again.",
         code="checkpoint.part",
     )

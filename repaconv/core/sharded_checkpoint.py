@@ -81,6 +81,12 @@ def weight_map(index: Path) -> dict[str, str]:
         raise _no_index(index, "it has no weight_map with the file of each tensor")
     for part in dict.fromkeys(named.values()):
         place = PurePosixPath(part)
+        if "\\" in part:
+            raise _no_index(
+                index,
+                f"it names the file {part!r} with a backslash, as on Windows",
+                hint=f"Write / in place of \\ in {index.name}.",
+            )
         if place.is_absolute() or ".." in place.parts or not place.parts:
             raise _no_index(index, f"it names the file {part!r}, which is not inside its folder")
         if part.endswith(INDEX):
@@ -102,10 +108,15 @@ def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_index(index: Path, why: str) -> Refused:
+def _no_index(
+    index: Path,
+    why: str,
+    *,
+    hint: str = "Download it again, or save the model again: save_pretrained writes the index with the parts.",
+) -> Refused:
     return Refused(
         f"{index} is not the index of a checkpoint in several files: {why}.",
-        hint="Download it again, or save the model again: save_pretrained writes the index with the parts.",
+        hint=hint,
         code="checkpoint.index",
     )
 

@@ -240,9 +240,33 @@ def _shown(value: Any) -> str:
 # --- codes ----------------------------------------------------------------------------------------------
 
 
+COMPOSED = {
+    "collect.problem": "the board reports a problem: a step of the bundle failed there.",
+    "compare.inputs": "nothing says which inputs a model takes, or it is in lower precision and needs real inputs.",
+    "convert.blocks": "--blocks is neither auto nor a number of blocks nor a list of blocks, or the network has fewer.",
+    "convert.heads": "--heads is neither a number of heads nor a list of BLOCK.HEAD, or the network has fewer.",
+    "finetune.no-conversion": "there is no run yet, or the folder is not a conversion: it has no convert.json.",
+    "live.other": "a weight of the folded network is too large for the data type of the module.",
+    "preprocessing.none": "the preprocessing of the network is unknown, or has a step that is not done here.",
+    "run.no-model": "the run has no ONNX model for this target, precision or preset.",
+    "setting.contradicts": "a setting that was given contradicts what the checkpoint shows.",
+    "setting.needed": "a setting that the network needs is missing from the checkpoint.",
+    "sweep.invalid": "the matrix of the sweep is not valid: a key or a value in it is wrong or missing.",
+    "target.invalid": "the target file is not valid: a field in it is wrong or missing.",
+    "ultralytics.network": "the network has layers or arguments that are not built here.",
+    "usage.arguments": "an option or argument is unknown, missing, or has a value that it does not take.",
+}
+"""What happened, by code, where the code composes the sentence out of parts."""
+
+
 def codes() -> str:
-    """Every stable code, the exit code that goes with it, the message and what to do."""
-    rows = sorted({row for path in PACKAGE.rglob("*.py") for row in _raised(path) if any(row[2:])})
+    """Every stable code, the exit code that goes with it, the message and what to do.
+
+    Raises:
+        KeyError: If the code does not show a sentence and `COMPOSED` does not have it either.
+    """
+    found = {row for path in PACKAGE.rglob("*.py") for row in _raised(path) if any(row[2:])}
+    rows = sorted((code, exits, message or COMPOSED[code], hint) for code, exits, message, hint in found)
     head = "# Exit codes and error codes\n\n| Exit code | Meaning |\n|---|---|\n| 0 | done and verified |\n"
     head += "| 1 | a check failed |\n| 2 | wrong options or recipe |\n| 3 | something is missing on this machine |\n"
     head += "| 4 | the input was refused |\n| 5 | inconclusive measurement, or nothing could be compared |\n"

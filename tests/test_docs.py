@@ -311,6 +311,8 @@ def test_the_reference_has_every_command_key_and_code(reference):
         assert re.search(rf"\| `{code}` \| 4 \| [^|\n]* \| {re.escape(what)}", pages["reference/codes.md"])
     happened = "... is not a run folder: it has no fold.json. | Fold it first: repaconv fold ... |"
     assert f"| `run.none` | 2 | {happened}" in pages["reference/codes.md"]
+    assert not re.search(r"^\| `[^|]*\| \d \| *\|", pages["reference/codes.md"], re.MULTILINE)  # what happened
+    assert all(f" | {sentence} | " in pages["reference/codes.md"] for sentence in reference.COMPOSED.values())
     assert "`max_regression` | number | Largest latency increase" in pages["reference/recipe.md"]
     assert json.loads(pages["reference/recipe.schema.json"]) == schema()
     assert "update_baseline" not in pages["reference/recipe.schema.json"]

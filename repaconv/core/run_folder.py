@@ -394,14 +394,16 @@ def find_run(given: Path | None) -> Run:
             raise Refused(f"there is no file or folder {given}.", hint="Check its path.", code="run.missing")
     run = Run(given)
     if not run.fold_json.is_file():
-        weights = _weights_in(given)
-        is_source = given.suffix in (".onnx", *CHECKPOINT_SUFFIXES) or is_index(given) or weights
+        if weights := _weights_in(given):
+            raise UsageProblem(
+                f"{given} is not a run folder: it holds a checkpoint, {weights.name}.",
+                hint=f"Fold it first: repaconv fold {shlex.quote(str(given))}",
+                code="run.none",
+            )
         raise UsageProblem(
-            f"{given} is not a run folder: it holds a checkpoint, {weights.name}, that was not folded there."
-            if weights
-            else f"{given} is not a run folder: it has no fold.json.",
+            f"{given} is not a run folder: it has no fold.json.",
             hint=f"Fold it first: repaconv fold {shlex.quote(str(given))}"
-            if is_source
+            if given.suffix in (".onnx", *CHECKPOINT_SUFFIXES) or is_index(given)
             else "Give the folder that `repaconv fold` wrote, or fold again.",
             code="run.none",
         )

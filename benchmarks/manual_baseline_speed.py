@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument(
         "--other-rounds", type=int, default=FEWEST_ROUNDS, help="rounds of rows without a required speedup"
     )
-    parser.add_argument("--preset", "--form", default="default", help="rewrite preset for repaconv.fold")
+    parser.add_argument("--preset", default="default", help="rewrite preset for repaconv.fold")
     parser.add_argument(
         "--only", nargs="+", choices=sorted({model.method for model in MODELS}), help="measure only these methods"
     )

@@ -133,7 +133,7 @@ def main() -> None:
         "--networks", "--nets", nargs="+", choices=[network.name for network in METHOD_NETWORKS], default=usual
     )
     options.add_argument("--int8", action="store_true", help="both forms in int8, too")
-    options.add_argument("--seconds", type=float, default=30, help="of all openings of a network")
+    options.add_argument("--seconds", type=float, default=30, help="for the session loads of a network")
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()
     rows, others = [], of_others(given.out, machine_key(fingerprint(())))

@@ -5,7 +5,7 @@
 
 Rows are the published sizes of `competing_toolchains/method_networks.py` with seeded weights, folded, in the default
 preset of each runtime, in FP32 and in INT8; and any ONNX file. Each row is what `repaconv bench --profile` reports, on
-one thread at batch size 1. A row that this CPU has already is measured again only with --again. --prepare only exports.
+one thread at batch size 1. A row that this CPU has already is measured again only with --rerun. --prepare only exports.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def main() -> None:
     )
     options.add_argument("--models", nargs="*", type=Path, default=[], help="ONNX files, for ONNX Runtime and OpenVINO")
     options.add_argument("--prepare", action="store_true", help="export, and measure nothing")
-    options.add_argument("--again", action="store_true", help="measure rows again that were measured here")
+    options.add_argument("--rerun", action="store_true", help="measure rows again that were measured here")
     options.add_argument("--page", action="store_true", help="write the page of what was measured, no more")
     given = options.parse_args()
     names = given.rows if given.rows is not None else () if given.models else USUAL
@@ -184,17 +184,17 @@ def main() -> None:
     for network in () if given.page else (network for network in METHOD_NETWORKS if network.name in names):
         for row in exported(network):
             if not given.prepare:
-                _measure(row, done, given.again)
+                _measure(row, done, given.rerun)
     for path in () if given.page or given.prepare else given.models:
         for target in ("x86-64", "x86-64-openvino"):
-            _measure(Row(path.stem, path, target), done, given.again)
+            _measure(Row(path.stem, path, target), done, given.rerun)
     if not given.prepare:
         PAGE.write_text(page(list(kept().values())))
 
 
-def _measure(row: Row, done: dict[tuple[str, ...], dict[str, Any]], again: bool) -> None:
+def _measure(row: Row, done: dict[tuple[str, ...], dict[str, Any]], rerun: bool) -> None:
     same = (machine_key(fingerprint(())), row.name, load_target(row.target).runtime, precision_of(row.path))
-    if same in done and not again:
+    if same in done and not rerun:
         print(f"{row.name} {row.target}: measured already", flush=True)
         return
     found = measured(row)

@@ -87,6 +87,22 @@ def test_a_former_option_names_the_field_that_replaces_it():
         assert field.name == old.use, (options, former)
 
 
+def test_no_benchmark_offers_an_option_by_its_former_name():
+    former = {
+        f"--{old.what.replace('_', '-')}" for each in every_options_class() for old in deprecations(each).values()
+    }
+    former |= {"--again", "--openings"}
+    calls = [
+        (path.name, call)
+        for path in (ROOT / "benchmarks").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument"
+    ]
+    assert len(calls) > 100
+    offered = {(name, getattr(word, "value", None)) for name, call in calls for word in call.args}
+    assert not {(name, option) for name, option in offered if option in former}
+
+
 def test_an_option_by_its_former_name_warns_in_python_and_on_the_command_line(tiny, repaconv):
     rc.fold(tiny)
     with pytest.warns(DeprecationWarning, match=r"unverified is deprecated: use allow_unverified") as seen:

@@ -141,13 +141,12 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=docs_page.BUDGET_S, help="seconds of `tune` per row")
     parser.add_argument(
         "--session-loads-seconds",
-        "--openings",
         type=float,
         default=240,
         help="seconds for the session loads of one run",
     )
     parser.add_argument("--seconds", type=float, help="start no further row after that many seconds")
-    parser.add_argument("--rerun", "--again", action="store_true", help="also measure rows that are already trusted")
+    parser.add_argument("--rerun", action="store_true", help="also measure rows that are already trusted")
     parser.add_argument("--list", action="store_true", help="print the names of the networks")
     parser.add_argument("--page", action="store_true", help="only write docs/competing-toolchains.md")
     parser.add_argument("--originals", action="store_true", help="measure arbitrary networks")

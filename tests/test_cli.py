@@ -25,6 +25,7 @@ from repaconv.cli import command_options
 from repaconv.cli import main as cli_main
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
+from repaconv.onnx_export.torch_exporter import to_onnx
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.recipe import recipe_file  # noqa: F401  its sections are options, too
 from repaconv.stages.shared.option_dataclasses import Options, options_of
@@ -716,7 +717,8 @@ def test_the_next_step_is_of_the_same_run_and_can_be_taken_here(repaconv, tiny):
     assert _next(repaconv("export", run)[2]) == f"repaconv verify {run}"
     assert _next(repaconv("export", other)[2]) == "repaconv verify"
     assert _next(repaconv("verify", run)[2]) == f"repaconv bench {run} --target x86-64"
-    assert _next(repaconv("bench", run, "--rounds", "4")[2]) in ("", f"repaconv report {run}")  # none if inconclusive
+    code, _, err = repaconv("bench", run, "--rounds", "4")
+    assert _next(err) == f"repaconv report {run}" if code == 0 else _next(err).startswith("stop other processes")
     assert repaconv("export", run, "--target", "orin-nano", "--precision", "fp16")[0] == 0
     taken = _next(repaconv("verify", run)[2])  # the newest export
     assert taken == f"repaconv bundle {run} --target orin-nano --precision fp16"
@@ -724,3 +726,46 @@ def test_the_next_step_is_of_the_same_run_and_can_be_taken_here(repaconv, tiny):
     assert repaconv("export", "--target", "arm64")[0] == 0
     taken = _next(repaconv("verify")[2])
     assert taken == "repaconv bench --target arm64 --estimate"
+
+
+def test_a_failed_check_names_what_to_do_about_it(repaconv, tiny):
+    repaconv("fold", tiny)
+    repaconv("export")
+    code, _, err = repaconv("verify", "--rtol", "onnx:1e-12")
+    assert (code, _next(err)) == (1, "repaconv verify --drift shows how the error grows from layer to layer")
+    assert repaconv(*_next(err).partition(" shows")[0].split()[1:])[0] == 0
+    code, _, err = repaconv("verify", "--rtol", "onnx:1e-12", "--drift")
+    assert (code, _next(err)) == (1, "")
+    assert _next(repaconv("verify", "--rtol", "onnx:1e-12", "--quiet")[2]) == ""
+
+
+def test_outputs_that_cannot_be_compared_ask_for_images_and_blame_no_rewrite(repaconv):
+    """The output is the same for all inputs, as of an untrained network whose statistics hide its input."""
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.AdaptiveAvgPool2d(1)).eval()
+    torch.nn.init.normal_(net[0].weight, std=1e-12)
+    torch.nn.init.ones_(net[0].bias)
+    ways = {"output": "output", "opset": 20, "batch": None, "dynamic_size": False}
+    Path("net.onnx").write_bytes(to_onnx(net, (3, 16, 16), **ways).SerializeToString())
+    repaconv("fold", "net.onnx", "--no-measure")
+    code, out, err = repaconv("export", "--format", "json")
+    links = json.loads(out)["data"]["links"]
+    assert code == 5, err
+    assert {link["verdict"] for link in links} == {"not verified"}
+    assert "was left out" not in str(links)
+    assert _next(repaconv("export")[2]).startswith("repaconv verify --inputs FILE.npz, with images")
+
+
+def test_a_link_of_which_one_row_failed_is_not_called_passed_as_well(repaconv):
+    """The scores of a segmenter pass in INT8, its pixels do not: the classes are close together."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 64, 1)).eval()
+    ways = {"output": "output", "opset": 20, "batch": None, "dynamic_size": False}
+    Path("net.onnx").write_bytes(to_onnx(net, (3, 32, 32), **ways).SerializeToString())
+    np.savez("images.npz", input=np.random.default_rng(0).standard_normal((16, 3, 32, 32)).astype(np.float32))
+    repaconv("fold", "net.onnx", "--task", "segment", "--no-measure")
+    repaconv("export", "--precision", "int8", "--inputs", "images.npz")
+    code, out, _ = repaconv("verify", "--inputs", "images.npz")
+    rows = [line.split()[:2] for line in out.splitlines()]
+    assert (code, ["passed", "int8"] in rows, ["failed", "int8"] in rows) == (1, True, True)
+    told = "fold, stored passed on images.npz (16 images); int8 failed on images.npz (16 images)"
+    assert out.splitlines()[-1] == f"failed: {told}"

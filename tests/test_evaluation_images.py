@@ -59,6 +59,13 @@ def test_what_random_images_say_of_it_is_that_it_fails(lossy):
     assert link(rc.verify()).verdict == "passed"
 
 
+def test_a_failed_lossy_link_names_what_keeps_layers_in_fp32(lossy, repaconv):
+    code, _, err = repaconv("verify", "--inputs", saved_normal())
+    assert code == 1
+    assert " next repaconv tune --max-disagreement" in err
+    assert "--keep-fp32" in err
+
+
 def test_a_measurement_records_that_another_export_failed(lossy):
     assert rc.verify(inputs=saved_normal()).verdict == "failed"
     done = rc.bench(rounds=2)

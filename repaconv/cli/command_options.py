@@ -379,8 +379,9 @@ def run_and_exit(
             )
             (shown or print_result)(done)
             text_and_json_output.print_overridden(getattr(done, "unverified", ()))
-            if not code and not quiet:
-                text_and_json_output.print_next_step(command, done)
+            if not quiet:
+                what_follows = text_and_json_output.print_remedy if code else text_and_json_output.print_next_step
+                what_follows(command, done)
     raise typer.Exit(code)
 
 

@@ -222,6 +222,33 @@ def print_next_step(command: str, done: Record) -> None:
     stderr().print(f"[dim] next[/] {plain(words)}")
 
 
+REMEDIES = {
+    "lossy": "repaconv tune --max-disagreement 0.5% --inputs FILE.npz finds layers to keep in FP32; "
+    "export --keep-fp32 LAYERS keeps those that you name",
+    "exact": "repaconv verify --drift shows how the error grows from layer to layer",
+    "not verified": "repaconv verify --inputs FILE.npz, with images of the kind that the network is for",
+    "inconclusive": "stop other processes and repeat it; --rounds N measures longer",
+}
+"""What to do about a failed link of lower precision, another failed link, one that is not verified, a measurement."""
+
+
+def print_remedy(command: str, done: Record) -> None:
+    """Print what to do about a failed check or an inconclusive measurement to stderr, for the steps of a run."""
+    if command not in ("export", "verify", "build", "bench"):
+        return
+    failed = [link for link in getattr(done, "links", ()) if link.verdict == "failed"]
+    if any(link.tolerance is None or link.tolerance.kind == "exact" for link in failed):
+        remedy = "" if "--drift" in getattr(done, "options", ()) else REMEDIES["exact"]
+    elif failed:
+        remedy = REMEDIES["lossy"]
+    elif getattr(done, "verdict", "") == "not verified":
+        remedy = REMEDIES["not verified"]
+    else:
+        remedy = REMEDIES["inconclusive"] if getattr(done, "inconclusive", False) else ""
+    if remedy:
+        stderr().print(f"[dim] next[/] {plain(remedy)}")
+
+
 def _graph_to_fold(done: Record) -> str:
     """The path of an ONNX model that was inspected; empty if repaconv exported it."""
     facts = getattr(done, "facts", ())

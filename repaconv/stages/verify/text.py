@@ -34,9 +34,12 @@ def _by_verdict(done: VerifyArtefact) -> str:
     """The links by verdict, and the images on which they were run."""
     ran = [link for link in done.links if link.metrics or link.task]
     words = []
+    failed = {label(link, done.links) for link in done.links if link.verdict == "failed"}
     for verdict in ("passed", "failed"):
         for inputs in dict.fromkeys(link.inputs for link in ran):
             names = [label(link, done.links) for link in ran if (link.verdict, link.inputs) == (verdict, inputs)]
+            # A model has a row per output and one for its task: it passed only if all of them did.
+            names = [name for name in names if verdict == "failed" or name not in failed]
             if names:
                 words.append(f"{_listed(names)} {verdict} on {inputs or done.inputs}")
     unrun = [link for link in done.links if link.verdict == "failed" and not (link.metrics or link.task)]

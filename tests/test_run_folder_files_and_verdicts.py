@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import TINY
@@ -255,6 +256,22 @@ def test_a_sweep_measures_every_entry_for_itself_and_folds_it_once(tiny, monkeyp
     Path("repaconv-out/sweep-m/sweep.json").write_text("mine")
     with pytest.raises(UsageProblem, match="already exists"):
         sweeping.sweep("m.toml")
+
+
+def test_a_sweep_calibrates_on_the_images_of_its_entry_and_does_not_become_the_newest_run(tiny):
+    np.savez("images.npz", input=np.random.default_rng(0).standard_normal((16, 3, 32, 32)).astype(np.float32))
+    entry = f'[[models]]\ncheckpoint = "{tiny.name}"\n'
+    Path("m.toml").write_text(f'rounds = 2\nprecisions = ["fp32", "int8"]\n{entry}inputs = "images.npz"\n')
+    assert sweeping.sweep("m.toml").verdict == "passed"
+    (export,) = Path("repaconv-out/sweep-m/models").glob("*/export.int8.json")
+    assert json.loads(export.read_text())["images"]["path"] == str(Path("images.npz").resolve())
+    with pytest.raises(UsageProblem, match="there is no run"):
+        rc.export()
+    rc.fold(tiny)
+    np.savez("images.npz", input=np.random.default_rng(1).standard_normal((16, 3, 32, 32)).astype(np.float32))
+    sweeping.sweep("m.toml")
+    assert len(list(Path("repaconv-out/sweep-m/models").glob("*/export.int8.json"))) == 2
+    assert rc.export().output_files == ("repaconv-out/tiny/model.onnx", "repaconv-out/tiny/export.json")
 
 
 def test_a_sweep_has_no_figure_of_an_export_that_failed(tiny, monkeypatch):

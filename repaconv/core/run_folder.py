@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -344,8 +345,23 @@ def _clear_later_stages(run: Run) -> tuple[Payload, ...]:
     return tuple({payload.path: payload for payload in stays}.values())
 
 
+_KEEPS_NEWEST = ContextVar("_KEEPS_NEWEST", default=False)
+
+
+@contextmanager
+def newest_kept() -> Iterator[None]:
+    """Within it, no fold becomes the newest run: for a command that folds models into a folder of its own."""
+    before = _KEEPS_NEWEST.set(True)
+    try:
+        yield
+    finally:
+        _KEEPS_NEWEST.reset(before)
+
+
 def set_newest(run: Run) -> None:
-    """Record this run as the newest in ``repaconv-out``."""
+    """Record this run as the newest in ``repaconv-out``, except within `newest_kept`."""
+    if _KEEPS_NEWEST.get():
+        return
     inside = run.folder.parent.resolve() == OUT.resolve()
     write_text(LATEST, f"{run.folder.name if inside else run.folder.resolve()}\n")
 

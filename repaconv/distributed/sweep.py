@@ -46,13 +46,17 @@ from repaconv.stages.shared.target_lookup import load_target
 
 
 class Entry(Record):
-    """One checkpoint, ONNX model or folder, with the options of `fold`; ``set`` are model settings missing from it."""
+    """One checkpoint, ONNX model or folder, with the options of `fold`; ``set`` are model settings missing from it.
+
+    ``inputs`` are the images (.npz) that calibrate and evaluate its exports in lower precision.
+    """
 
     checkpoint: str
     arch: str | None = None
     method: str = "auto"
     set: dict[str, str | float | int] = Field(default={})
     weights: str | None = None
+    inputs: str | None = None
 
 
 class Matrix(Record):
@@ -140,7 +144,8 @@ def _settings_of(entry: Entry) -> list[str]:
     method = [] if entry.method == "auto" else [entry.method]
     weights = [] if entry.weights is None else [f"weights={entry.weights}"]
     arch = [] if entry.arch is None else [entry.arch]
-    return [*method, *arch, *weights, *(f"{name}={value}" for name, value in sorted(entry.set.items()))]
+    inputs = [] if entry.inputs is None else [f"inputs={entry.inputs}"]
+    return [*method, *arch, *weights, *inputs, *(f"{name}={value}" for name, value in sorted(entry.set.items()))]
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -345,10 +350,12 @@ def _model(entry: Entry, cell: Cell, target: str, matrix_folder: Path, folder: P
         RepaconvError: If the fold or the export fails.
     """
     checkpoint, own = matrix_folder / entry.checkpoint, own_file(entry.arch or "")
+    images = matrix_folder / entry.inputs if entry.inputs else None
     key = {
-        "entry": entry.model_dump(mode="json", exclude={"checkpoint"}),
+        "entry": entry.model_dump(mode="json", exclude={"checkpoint", "inputs"}),
         "checkpoint": _content_hash(checkpoint),
         **({"code": _content_hash(matrix_folder / own)} if own else {}),
+        **({"inputs": _content_hash(images)} if images else {}),
         "made_by": made_by(),
     }
     digest = sha256_of_bytes(canonical_json(key).encode())
@@ -356,12 +363,14 @@ def _model(entry: Entry, cell: Cell, target: str, matrix_folder: Path, folder: P
     if stage_of(run.fold_json) != "fold":
         settings = {name: str(value) for name, value in entry.set.items()}
         arch = str(matrix_folder / own) + str(entry.arch)[len(own) :] if own else entry.arch
-        fold(checkpoint, method=entry.method, arch=arch, settings=settings, weights=entry.weights, out=run.folder)
+        with run_folder.newest_kept():
+            fold(checkpoint, method=entry.method, arch=arch, settings=settings, weights=entry.weights, out=run.folder)
     folded = run_folder.fold_of(run)
     try:
         return _graph(run, folded, target, cell.precision), folded.image_size
     except (UsageProblem, Refused):  # missing
-        export(run.folder, target=target, precision=cell.precision)
+        evaluated_on = {"inputs": images} if images and cell.precision != "fp32" else {}
+        export(run.folder, target=target, precision=cell.precision, **evaluated_on)
         return _graph(run, folded, target, cell.precision), folded.image_size
 
 

@@ -132,7 +132,7 @@ def test_inputs_are_given_by_name(tokens):
     rc.fold(tokens)
     ids, mask = np.zeros((1, 4), np.int64), np.ones((1, 4), np.int64)
     np.savez("call.npz", ids=ids, mask=mask, more=mask)
-    assert rc.verify(inputs="call.npz").inputs == "call.npz (one call; not used: more)"
+    assert rc.verify(inputs="call.npz").inputs == "call.npz (one inference; not used: more)"
     np.savez("half.npz", ids=ids)
     with pytest.raises(Refused, match="not the input mask"):
         rc.verify(inputs="half.npz")

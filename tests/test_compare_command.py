@@ -116,7 +116,7 @@ def test_an_output_of_classes_of_bare_models_is_compared_by_labels(tmp_path, rep
     np.savez("labels.npz", x=images, labels=np.arange(6))
     done = rc.compare(given, given, inputs="labels.npz")
     (link,) = done.links
-    assert (done.inputs, link.metrics.top1_agreement) == ("labels.npz (one call)", 1.0)
+    assert (done.inputs, link.metrics.top1_agreement) == ("labels.npz (one inference)", 1.0)
     assert (link.accuracy.images, link.accuracy.candidate) == (6, link.accuracy.reference)
     assert "accuracy" in repaconv("compare", given, given, "--inputs", "labels.npz")[1]
     np.savez("none.npz", x=images)

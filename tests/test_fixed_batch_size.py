@@ -104,12 +104,15 @@ def test_rows_of_own_inputs_both_calibrate_and_evaluate_where_the_batch_is_dynam
         exported = rc.export(precision="int8", inputs="calls.npz", batch=batch)
         assert (exported.images.count, len(exported.images.calibration)) == (10, 5)
     link = next(link for link in rc.verify().links if link.name == "int8")
-    assert (link.verdict, link.inputs) == ("passed", "calls.npz (10 calls of one row), the 5 not used for calibration")
-    assert rc.verify(inputs="calls.npz").inputs == "calls.npz (one call)"
+    assert (link.verdict, link.inputs) == (
+        "passed",
+        "calls.npz (10 inferences of one row), the 5 not used for calibration",
+    )
+    assert rc.verify(inputs="calls.npz").inputs == "calls.npz (one inference)"
     agreement = rc.bench(precision="int8", rounds=2, batch=2).agreement
     assert agreement.verdict == "passed"
-    assert agreement.inputs == "calls.npz (10 calls of one row), the 5 not used for calibration"
-    with pytest.raises(UsageProblem, match=r"one.npz \(one call\): one call cannot both calibrate"):
+    assert agreement.inputs == "calls.npz (10 inferences of one row), the 5 not used for calibration"
+    with pytest.raises(UsageProblem, match=r"one.npz \(one inference\): one inference cannot both calibrate"):
         rc.export(precision="int8", inputs="one.npz")
 
 

@@ -1158,6 +1158,7 @@ def test_a_runtime_that_is_not_here_is_left_out_and_an_unknown_one_refused(repac
     monkeypatch.setattr(OpenVino, "version", gone)
     code, out, _ = repaconv("tune", "--rewrites", "bias-forward")
     assert (code, "skipped: openvino: OpenVINO is not installed." in out) == (0, True)
+    assert "the default preset, limited by --rewrites" in " ".join(out.split())  # its other rewrites were not measured
     code, _, err = repaconv("tune", "--runtimes", "onnxruntime,fastest")
     assert (code, "cannot use the runtime fastest" in err, "openvino" in err) == (2, True, True)
     assert repaconv("tune", "--objective", "speed")[0] == 2

@@ -423,7 +423,7 @@ def npz_calls(
     unused = ", ".join(
         sorted(arrays.keys() - given.keys() - recorded.keys() - ({"labels"} if classes is not None else set()))
     )
-    calls = f"{rows} calls of one row" if rows > 1 else "one call"
+    calls = f"{rows} inferences of one row" if rows > 1 else "one inference"
     name = f"{path.name} ({calls}{'; not used: ' if unused else ''}{unused})"
     text = "" if classes is None else f"labels of {path.name}"
     return Inputs(name, (rows,), piece, ", ".join(recorded), text, whole=True, labeled=classes is not None)

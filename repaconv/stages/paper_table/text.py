@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import plain, stdout, table
+from repaconv.stages.shared.result_tables import count_text
 
 if TYPE_CHECKING:
     from repaconv.results import PaperTable
@@ -24,6 +25,6 @@ def show_paper_table(found: PaperTable) -> None:
         stdout().print(f"({number}) {plain(note)}")
     differing = sum(not row.agrees for row in found.rows)
     stdout().print(
-        f"{len(found.rows)} models of {plain(found.paper)}: {len(found.rows) - differing} agree to the printed "
-        f"precision, {differing} differ"
+        f"{count_text(len(found.rows), 'model')} of {plain(found.paper)}: {len(found.rows) - differing} agree to "
+        f"the printed precision, {differing} differ"
     )

@@ -294,7 +294,7 @@ def _too_few(given: Inputs) -> UsageProblem:
     """The refusal of a single image or call."""
     if given.size is None:
         return UsageProblem(
-            f"{given.name}: one call cannot both calibrate a lower precision and evaluate it.",
+            f"{given.name}: one inference cannot both calibrate a lower precision and evaluate it.",
             hint="Give more rows, if the first axes of all inputs are one dynamic batch; else leave --inputs out, and "
             "random inputs calibrate it.",
             code="inputs.too-few",

@@ -136,7 +136,7 @@ class TuneOptions(Options):
     rewrites: Annotated[
         Sequence[str] | None,
         Option(
-            "Try only these rewrites: names separated by commas.",
+            "Use no rewrites but these, not even those of the default preset: names separated by commas.",
             text=NAMES,
             default_text="all that apply",
             panel=SEARCH,

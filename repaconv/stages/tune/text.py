@@ -29,7 +29,7 @@ def show_tune(done: TuneArtefact) -> None:
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
         how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
         right = [_accuracy_change(row.link)] if labeled else []
-        form, description = _differences_from_baseline(how, done.baseline), plain(row.description)
+        form, description = _differences_from_baseline(how, done), plain(row.description)
         if description == said and description.startswith("skipped: "):
             description = "skipped: as above"
         else:
@@ -45,7 +45,7 @@ def show_tune(done: TuneArtefact) -> None:
     what = "the fastest" if done.ratio is None or done.ratio.conclusive else "taken"
     stdout().print(
         f"{what} for {done.objective} on {plain(done.target)}: [bold]{plain(best.runtime)}[/], {exact}, "
-        f"{_differences_from_baseline(best, done.baseline)}{gain} ({seconds})"
+        f"{_differences_from_baseline(best, done)}{gain} ({seconds})"
     )
     if done.disagreement is not None:
         other = "" if best.precision != "fp32" else "the rejected choice has "
@@ -81,13 +81,15 @@ def _shown(done: TuneArtefact) -> list[Candidate]:
     return [winner, *[row for row in others if row.description != "measured"][:MOST_ROWS]]
 
 
-def _differences_from_baseline(way: Deployment, baseline: Deployment) -> str:
+def _differences_from_baseline(way: Deployment, done: TuneArtefact) -> str:
     """Differences of a configuration from the baseline: rewrites, quantizer, FP32 layers, settings, streams, batch
     size.
     """
+    baseline = done.baseline
+    default = "the default preset" + (", limited by --rewrites" if "--rewrites" in done.options else "")
     more = [f"+{name}" for name in way.rewrites if name not in baseline.rewrites]
     less = [f"-{name}" for name in baseline.rewrites if name not in way.rewrites]
-    rewrites = " ".join([*more, *less]) or "the default preset"
+    rewrites = " ".join([*more, *less]) or default
     kept = f"float32: {first_names(way.fp32_modules, MOST_NAMED_MODULES)}" if way.fp32_modules else ""
     streams = f"{way.streams} streams of {way.threads} thread(s)" if way.streams > 1 else ""
     batch = f"batch {way.batch}" if way.batch != baseline.batch else ""

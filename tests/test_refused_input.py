@@ -550,3 +550,30 @@ def test_a_function_of_arch_that_is_misspelled_or_left_out_is_reported(tiny, tmp
     with pytest.raises(UsageProblem, match="names no function in that file") as refused:
         rc.fold(tiny, arch="./net.py")
     assert "net.py:build" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("export --precision INT8", "int8"),
+        ("export --precision int8 --quantizer NNCF", "nncf"),
+        ("export --simplifier ONNXSIM", "onnxsim"),
+        ("export --target ARM64", "arm64"),
+        ("export --preset OFFICIAL", "official"),
+        ("export --format JSON", "json"),
+        ("build --precision BF16", "bf16"),
+        ("bench --precision INT8", "int8"),
+        ("bundle --target orin-nano --precision FP16", "fp16"),
+        ("verify --require ONNX", "onnx"),
+        ("tune --runtimes OPENVINO", "openvino"),
+        ("fold net.pth --method PYRA", "pyra"),
+        ("fold net.pth --task DETECT", "detect"),
+        ("convert net.pth --method PYRA", "pyra"),
+        ("deploy net.pth --precision INT8", "int8"),
+    ],
+)
+def test_a_name_in_capitals_is_told_the_one_that_exists(tiny, repaconv, words, name):
+    rc.fold(tiny)
+    tiny.rename("net.pth")
+    code, _, told = repaconv(*words.split())
+    assert (code, f"hint: Did you mean {name}? " in told) == (2, True), told

@@ -202,5 +202,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """Return the most similar known name; empty if none is similar."""
-    return next(iter(get_close_matches(name, list(known), 1)), "")
+    """Return the most similar known name, first the same one in other capitals; empty if none is similar."""
+    names = list(known)
+    lowered = {each.lower(): each for each in reversed(names)}
+    if same := lowered.get(name.lower()):
+        return same
+    near = get_close_matches(name, names, 1) or get_close_matches(name.lower(), list(lowered), 1)
+    return lowered.get(near[0], near[0]) if near else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv.core import plugins, run_folder
-from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem, did_you_mean
 from repaconv.core.progress import Progress, silent
 from repaconv.results import Check, RecipeRun
 from repaconv.stages.deploy.options import DeployOptions
@@ -47,7 +47,7 @@ def deploy_by(options: DeployOptions, checkpoint: str | Path, *, progress: Progr
     if options.precision not in known:
         raise UsageProblem(
             f"deploy does not support {options.precision!r} on {device.name}.",
-            hint=f"Supported: {', '.join(known)}.",
+            hint=f"{did_you_mean(options.precision, known)}Supported: {', '.join(known)}.",
             code="deploy.precision",
         )
     stem = run_folder.utf8_stem(source)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core import run_folder
-from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem, did_you_mean
 from repaconv.core.export_variants import Variant, default_image_size
 from repaconv.core.files import canonical_json, read_artefact, sha256_of_bytes, stage_of
 from repaconv.core.terminal import relative_path
@@ -162,6 +162,9 @@ def _no_export(
     form: str | None,
 ) -> UsageProblem:
     """The error that no export fits: why, and the command that makes one."""
+    if precision not in (known := dict.fromkeys((*run_folder.PRECISIONS, *device.precisions))):
+        hint = f"{did_you_mean(precision, known)}Known: {', '.join(known)}."
+        return UsageProblem(f"there is no precision {precision!r}.", hint=hint, code="precision")
     wanted = Variant(target=target if isinstance(target, str) else device.name, precision=precision)
     none = f"{run.folder} has no {precision} ONNX model for {device.name} yet"
     if model is not None:

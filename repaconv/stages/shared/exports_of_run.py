@@ -163,8 +163,11 @@ def _no_export(
 ) -> UsageProblem:
     """The error that no export fits: why, and the command that makes one."""
     if precision not in (known := dict.fromkeys((*run_folder.PRECISIONS, *device.precisions))):
-        hint = f"{did_you_mean(precision, known)}Known: {', '.join(known)}."
-        return UsageProblem(f"there is no precision {precision!r}.", hint=hint, code="precision")
+        return UsageProblem(
+            f"there is no precision {precision!r}.",
+            hint=f"{did_you_mean(precision, known)}Known: {', '.join(known)}.",
+            code="precision",
+        )
     wanted = Variant(target=target if isinstance(target, str) else device.name, precision=precision)
     none = f"{run.folder} has no {precision} ONNX model for {device.name} yet"
     if model is not None:

@@ -15,6 +15,7 @@ from repaconv.graph.nodes_and_constants import Writer
 from repaconv.graph.opset_upgrade import upgraded
 from repaconv.rewrites.fold.attention_head_joining import JOIN
 from repaconv.rewrites.fold.fold_pipeline import without
+from repaconv.rewrites.fold.unfolded_linear_operators import unfolded_operators
 from repaconv.rewrites.presets import chosen
 
 RANDOM = np.random.default_rng(0)
@@ -593,3 +594,39 @@ def test_scores_that_are_added_to_themselves_again_and_again_are_joined_once(ste
     feeds = {"x": normal(1, 5, 8)}
     np.testing.assert_allclose(run(after, **feeds)[0], run(model, **feeds)[0], atol=1e-6)
     assert operators(after).count("MatMul") == 5  # four layers, and the product of queries and keys
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(
+    ("nodes", "place"),
+    [
+        ("p = MatMul(x, w)\n y = Mul(p, s)", "s"),
+        ("p = MatMul(x, w)\n y = Mul(p, one)", "one"),
+        ("p = Mul(x, s)\n y = MatMul(p, w)", "s"),
+        ("p = MatMul(x, w)\n y = MatMul(p, v)", "v"),
+        ("p = MatMul(x, w)\n y = MatMul(p, v)", "w"),
+        ("p = MatMul(x, w)\n q = Add(p, s)\n y = Mul(q, one)", "one"),
+        ("p = Mul(x, s)\n q = Mul(p, one)\n y = MatMul(q, w)", "one"),
+    ],
+)
+def test_nothing_is_folded_across_a_product_with_infinity(nodes, place, number):
+    """Infinity times the zeros of a weight is NaN; the original multiplies sums that are not zero by it."""
+    weights = {"w": np.eye(4, dtype=np.float32) + 1, "v": normal(4, 4), "s": normal(4), "one": normal(1)}
+    weights["w"][0, 1:] = 0
+    weights[place].reshape(-1)[0] = number
+    model = model_of(f"(float[N, 3, 4] x) => (float[N, 3, 4] y) {{ {nodes} }}", **weights)
+    folded(model, {"x": normal(2, 3, 4)})
+
+
+def test_it_is_said_that_a_constant_is_infinite():
+    weights = {"w": normal(4, 4), "s": np.array([np.inf, 1, 1, 1], np.float32)}
+    model = model_of("(float[N, 3, 4] x) => (float[N, 3, 4] y) { p = MatMul(x, w)\n y = Mul(p, s) }", **weights)
+    (sentence,) = unfolded_operators(read(model))
+    assert "since a constant there is infinity or NaN, or divides by zero" in sentence
+
+
+def test_what_is_divided_by_zero_is_divided_before_its_mean():
+    weights = {"w": normal(4, 4), "d": np.array([0, 1, 2, 3], np.float32), "axes": np.array([1])}
+    nodes = "p = MatMul(x, w)\n q = Div(p, d)\n y = ReduceMean<keepdims = 1>(q, axes)"
+    model = model_of(f"(float[N, 3, 4] x) => (float[N, 1, 4] y) {{ {nodes} }}", **weights)
+    folded(model, {"x": normal(2, 3, 4)})

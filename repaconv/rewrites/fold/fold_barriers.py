@@ -6,6 +6,9 @@ of `mean(x - 300)`. Then the difference `x - 300` is kept, and everything else i
 A sum that rounds on purpose is always kept. In FP32, `x + 12582912 - 12582912` is x rounded to an integer. The fold
 computes in float64, in which this is x itself, and would remove it.
 
+So is what is multiplied by a constant with infinity or NaN, or divided by one with zero, and the result: infinity times
+the zeros of another constant would be NaN, where the original multiplies it by a number that is not zero.
+
 Every rewrite keeps the outputs of a graph. Kept values are therefore outputs while the graph is folded.
 """
 
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.nodes_and_constants import constant, is_constant, nodes_of
+from repaconv.graph.nodes_and_constants import constant, is_constant, nodes_of, stored
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.results import Change
 
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
 PREFIX = "value:"
 """Prefix of the name of a value in `reverted`; entries without it are names of rewrites."""
 VALUES, SUMS = "repaconv.kept_values", "repaconv.kept_sums"
-"""Metadata keys: the names of the outputs added for kept values, and for kept sums."""
+"""Metadata keys: the names of the outputs added for kept values, and for kept sums and products."""
+FACTORS = ("Mul", "Div", "MatMul", "Gemm", "Conv", "ConvTranspose")
+"""Operators whose first two inputs are multiplied."""
 LEAST_ROUNDING_CONSTANT = {"FLOAT": 256.0, "DOUBLE": 256.0, "FLOAT16": 64.0, "BFLOAT16": 64.0}
 """Smallest constant that counts as rounding on purpose, by data type; in float32 it rounds to multiples of 2^-15.
 Float32 graphs are folded as float64."""
@@ -52,8 +57,8 @@ def _keep(names: Collection[str], model: ir.Model) -> Iterator[Change]:
 
 
 def _keep_sums(model: ir.Model) -> Iterator[Change]:
-    rounding = values_of_rounding_sums(model)
-    _make_outputs(model, SUMS, [value for value in _values(model) if value in rounding])
+    kept = values_of_rounding_sums(model) | values_of_infinite_factors(model)
+    _make_outputs(model, SUMS, [value for value in _values(model) if value in kept])
     yield from ()
 
 
@@ -70,6 +75,28 @@ def _make_outputs(model: ir.Model, key: str, values: Sequence[ir.Value]) -> None
 def values_of_rounding_sums(model: ir.Model) -> set[ir.Value]:
     """All x, x + C and x + C - C of a graph in which the sum rounds on purpose."""
     return {value for one in _values(model) for value in _rounded_on_purpose(one)}
+
+
+def values_of_infinite_factors(model: ir.Model) -> set[ir.Value]:
+    """All values of a graph that are multiplied by a constant with infinity or NaN, and the products."""
+    return {
+        value
+        for node in nodes_of(model, *FACTORS)
+        if any(is_constant(each) and _is_infinite(node, place) for place, each in enumerate(node.inputs[:2]))
+        for value in (*node.inputs, *node.outputs)
+        if value is not None and not is_constant(value)
+    }
+
+
+def _is_infinite(node: ir.Node, place: int) -> bool:
+    """Whether a constant input of a product or quotient stands for a factor that is not finite."""
+    value = node.inputs[place]
+    assert value is not None
+    numbers = stored(value)
+    if node.op_type == "Div" and place and not numbers.all():
+        return True
+    with np.errstate(all="ignore"):  # a sum of finite numbers may overflow, and is found much sooner than each number
+        return not np.isfinite(numbers.sum(dtype=np.float64)) and not np.isfinite(numbers).all()
 
 
 def _rounded_on_purpose(value: ir.Value) -> tuple[ir.Value, ...]:
@@ -123,7 +150,9 @@ def _release(key: str, model: ir.Model) -> Iterator[Change]:
     yield from ()
 
 
-KEEP_SUMS = Rewrite("keep-sums", "everywhere: sums that round on purpose", _keep_sums, keeps=True)
+KEEP_SUMS = Rewrite(
+    "keep-sums", "everywhere: sums that round on purpose, and products with infinity", _keep_sums, keeps=True
+)
 RELEASE, RELEASE_SUMS = (
     Rewrite(name, "everywhere: kept values are values inside the graph again", partial(_release, key), keeps=True)
     for name, key in (("release", VALUES), ("release-sums", SUMS))

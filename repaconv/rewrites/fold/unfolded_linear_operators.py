@@ -7,7 +7,7 @@ little can be explained.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from repaconv.graph.channel_axes import IMAGE, LAST, scale_and_shift
 from repaconv.graph.nodes_and_constants import attribute, constant, is_constant, made_by, shape_of_constant
 from repaconv.graph.operator_facts import IMAGE_NORMS, MOVES, ROW_NORMS
 from repaconv.graph.symbolic_shapes import sizes
-from repaconv.rewrites.fold.fold_barriers import values_of_rounding_sums
+from repaconv.rewrites.fold.fold_barriers import values_of_infinite_factors, values_of_rounding_sums
 from repaconv.rewrites.fold.kernels_from_onnx import is_padded, kernel_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,12 @@ def unfolded_operators(model: ir.Model) -> Iterator[str]:
         model: A model with inferred shapes; activations of several nodes are grouped in it, in place.
     """
     activation_patterns.group(model)
-    rounding = values_of_rounding_sums(model)
+    kept = {
+        "a sum rounds on purpose there: a large constant is added, and subtracted again": values_of_rounding_sums(
+            model
+        ),
+        "a constant there is infinity or NaN, or divides by zero": values_of_infinite_factors(model),
+    }
     found: dict[str, list[str]] = {}
     for node in model.graph:
         one = linear(node)
@@ -83,7 +88,7 @@ def unfolded_operators(model: ir.Model) -> Iterator[str]:
             for before, path in _linear_operators_before(one.data):
                 if not before.shifts and before.weight is None and one.shifts and one.weight is None:
                     continue  # a scale and its shift, as a norm's
-                why = _why_not_composed(before, one, path, rounding)
+                why = _why_not_composed(before, one, path, kept)
                 found.setdefault(f"in a row, since {why}", []).append(f"{one.name} after {before.name}")
         elif node.op_type in ("Add", "Sub", "Concat") and not node.domain and not _is_inner(node):
             for group, source in _parallel_groups(node):
@@ -214,15 +219,18 @@ def _average(value: ir.Value) -> LinearNode | None:
     return LinearNode(node, node.inputs[0], None, False) if node is not None and node.inputs[0] is not None else None
 
 
-def _why_not_composed(before: LinearNode, one: LinearNode, path: list[ir.Value], rounding: set[ir.Value]) -> str:
+def _why_not_composed(
+    before: LinearNode, one: LinearNode, path: list[ir.Value], kept: Mapping[str, set[ir.Value]]
+) -> str:
+    """The reason; ``kept`` has the values that nothing is folded across, by the reason why."""
     if any(value.is_graph_output() for value in path):
         return "what is between them is an output of the graph"
     between = [value.producer() for value in path]
     readers = [user for value in path for user, _ in value.uses() if linear(user) is None and user not in between]
     others = sorted({user.op_type for user in readers} - {*_THROUGH, "Concat"})
     kinds = sorted({node.op_type for node in between if node is not None and linear(node) is None})
-    if not rounding.isdisjoint(path):
-        return "a sum rounds on purpose there: a large constant is added, and subtracted again"
+    if reason := next((why for why, values in kept.items() if not values.isdisjoint(path)), ""):
+        return reason
     if one.is_padded and before.shifts:
         return PADDED
     if others:

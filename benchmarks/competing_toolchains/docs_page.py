@@ -46,10 +46,12 @@ from a CPU that took 2.3 times as long for the same graphs.
   time on ONNX Runtime is what its products take at the core's peak ([distance from the limit](roofline.md)). In INT8,
   NNCF quantizes the same convolutions; ours differs by [the activations between
   them](how-to/int8.md#activations-between-convolutions).
-- Rows of the five methods with AVX-512 (but PYRA on Zen 5), and all rows with AMX, are older than `winograd` and the
-  rewrites for slow kernels. Those of arbitrary networks with AVX-512 have both.
+- Rows of the five methods with AVX-512 (but PYRA and RePaViT-Base on Zen 5), and all rows with AMX, are older than
+  `winograd` and the rewrites for slow kernels. Those of arbitrary networks with AVX-512 have both.
 - The [rewrites for OpenVINO's layouts](rewrites.md#what-is-faster-on-openvino) are in the rows of ConvNeXt, MambaOut,
   TinyViT, DeepLabV3+ and U-Net on Zen 5. All other rows are older.
+- RePaViT-Base within 0.5% on Zen 5: of 25 ms on OpenVINO (INT8 by nncf-symmetric with BF16), INT8 products take 20 ms,
+  which is the core's peak for 10 billion multiply-accumulates, and attention takes 4 ms.
 - PYRA and dwconv: what tokens or attention save is in the manual baseline, too. Products take 93% of PYRA's time on
   ONNX Runtime with AVX2, and would take 83% of it at the core's peak ([distance from the limit](roofline.md)).
   Strassen's algorithm, 7 products for 8, gave 1.05 on the MLPs of ViT-B and 1.09 on those of ViT-L in a trial (AVX2,

@@ -77,11 +77,11 @@ def values_of_rounding_sums(model: ir.Model) -> set[ir.Value]:
     return {value for one in _values(model) for value in _rounded_on_purpose(one)}
 
 
-def values_of_infinite_factors(model: ir.Model) -> set[ir.Value]:
-    """All values of a graph that are multiplied by a constant with infinity or NaN, and the products."""
+def values_of_infinite_factors(model: ir.Model, operators: Collection[str] = FACTORS) -> set[ir.Value]:
+    """All values of a graph that such operators multiply by a constant with infinity or NaN, and the products."""
     return {
         value
-        for node in nodes_of(model, *FACTORS)
+        for node in nodes_of(model, *operators)
         if any(is_constant(each) and _is_infinite(node, place) for place, each in enumerate(node.inputs[:2]))
         for value in (*node.inputs, *node.outputs)
         if value is not None and not is_constant(value)

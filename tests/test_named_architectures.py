@@ -141,6 +141,22 @@ def test_networks_with_other_inputs_or_outputs_are_refused_with_the_reason(code,
     assert caught.value.code == code_of
 
 
+def test_a_network_that_is_too_large_for_one_file_in_float64_is_told_the_other_ways(code, monkeypatch):
+    """In float32 a file holds twice as many numbers."""
+    numbers = sum(tensor.numel() for tensor in torch.load("c.pth").values())
+    for most, start in (
+        (8 * numbers - 8, "Export it yourself in float32"),
+        (4 * numbers - 4, "Fold the module in memory"),
+    ):
+        monkeypatch.setattr("repaconv.stages.fold.architecture_fold.LARGEST_GRAPH", most)
+        with pytest.raises(Refused, match=f"has {numbers:,} numbers") as caught:
+            rc.fold("c.pth", arch="./net.py:Net", **code)
+        assert (caught.value.code, caught.value.hint.startswith(start)) == ("network.too-large", True)
+        assert "repaconv.fold(module, example=images)" in caught.value.hint
+    monkeypatch.setattr("repaconv.stages.fold.architecture_fold.LARGEST_GRAPH", 8 * numbers)
+    assert rc.fold("c.pth", arch="./net.py:Net", **code).verdict == "passed"
+
+
 def test_a_network_of_videos_is_not_told_to_take_images_of_another_size(code):
     torch.save(_named(nn.Conv3d(3, 8, 4, 4)).state_dict(), "c.pth")
     with pytest.raises(Refused, match="does not take one image") as caught:

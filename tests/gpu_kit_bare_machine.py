@@ -41,8 +41,8 @@ def main() -> None:
     given = options.parse_args()
     folder = given.folder.resolve()
     python = bare(folder, given.python)
-    told = subprocess.run([str(python), "-c", VERSION], check=True, capture_output=True, text=True)
-    known = kit.make(folder / "kit", told.stdout.strip())
+    completed = subprocess.run([str(python), "-c", VERSION], check=True, capture_output=True, text=True)
+    known = kit.make(folder / "kit", completed.stdout.strip())
     arrived, work, out = folder / "arrived", folder / "work", folder / "result.json"
     for place in (arrived, work):
         shutil.rmtree(place, ignore_errors=True)

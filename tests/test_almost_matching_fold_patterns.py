@@ -186,5 +186,5 @@ def wrong(base: str, rows: list[tuple]) -> str | None:
 def test_near_misses_are_left_alone_or_folded_rightly(base):
     rows = IMAGES if base == "image" else [*ROWS, *(GEMMS if base == "flattened" else [])]
     found = [(case, wrong(base, case)) for case in rows]
-    assert not [(case, told) for case, told in found if told]
-    assert sum(told == "" for _, told in found) > len(rows) / 2  # most are valid graphs
+    assert not [(case, label) for case, label in found if label]
+    assert sum(label == "" for _, label in found) > len(rows) / 2  # most are valid graphs

@@ -622,10 +622,10 @@ def test_an_export_that_computes_something_else_is_refused_with_its_limit(own, r
 
     monkeypatch.setattr("repaconv.stages.fold.architecture_fold.network_to_onnx", wrong)
     code, _, err = repaconv("fold", "own.pth", "--arch", "net.py:build", "--set", "image_size=16")
-    told = " ".join(err.split())
-    assert (code, "export.not-equal" in told, Path("repaconv-out").exists()) == (1, True, False)
-    assert "output logits: off by" in told
-    assert "allowed: 1e-06" in told
+    message = " ".join(err.split())
+    assert (code, "export.not-equal" in message, Path("repaconv-out").exists()) == (1, True, False)
+    assert "output logits: off by" in message
+    assert "allowed: 1e-06" in message
 
 
 EDGES = """
@@ -800,7 +800,7 @@ def test_a_users_own_code_is_run_as_python_would_and_its_failure_is_his(own, rep
     Path("parts.py").write_text(NET)
     Path("beside.py").write_text("from parts import build\n")
     assert rc.fold("own.pth", arch="beside.py:build", settings={"image_size": "16"}).verdict == "passed"
-    for text, told in (
+    for text, message in (
         ("def build():\n    raise KeyError('width')\n", "broken.py:build fails with KeyError: 'width'"),
         ("def build(:\n", "fails with SyntaxError"),
         ("def build():\n    raise SystemExit(0)\n", "broken.py:build fails with SystemExit: 0"),
@@ -809,4 +809,4 @@ def test_a_users_own_code_is_run_as_python_would_and_its_failure_is_his(own, rep
         Path("broken.py").write_text(text)
         code, _, err = repaconv("fold", "own.pth", "--arch", "broken.py:build")
         assert code == 2
-        assert told in " ".join(err.split())
+        assert message in " ".join(err.split())

@@ -94,17 +94,17 @@ def test_the_index_is_of_the_libraries_that_are_installed():
 
 
 def test_what_is_of_several_networks_or_of_none_is_refused_with_what_to_do(repaconv):
-    for shapes, told in (
+    for shapes, message in (
         (PUBLISHED["timm:vit_base_patch16_clip_224"], "which compute different things: say which with --arch"),
         ({**PUBLISHED[SMALL], "mine": (1,)}, f"near to {SMALL}, but for with mine"),
         ({f"layer{n}.weight": (3, 3) for n in range(9)}, "--arch timm:NAME"),
     ):
         torch.save({name: torch.zeros(1).expand(shape) for name, shape in shapes.items()}, "net.pth")
-        wanted = "--arch NAME" if "say which" in told else "--arch ./net.py:build"
+        wanted = "--arch NAME" if "say which" in message else "--arch ./net.py:build"
         assert f"next repaconv fold net.pth {wanted}" in " ".join(repaconv("inspect", "net.pth")[2].split())
         code, _, err = repaconv("fold", "net.pth")
         assert code == 4
-        assert told in " ".join(err.split())
+        assert message in " ".join(err.split())
 
 
 def test_a_file_that_no_method_knows_is_read_once(repaconv, monkeypatch):

@@ -124,8 +124,8 @@ def test_what_the_versions_are_asked_for(bundled):
     for version in BOARDS:
         _, result = on_the_board(RUN / "build" / bundled(version, workspace_mib=512).payload.path, version)
         with tarfile.open(result) as tar:
-            told = json.loads(tar.extractfile("result.json").read())
-        asked[version] = {entry["step"]: entry for entry in told["commands"]}
+            content = json.loads(tar.extractfile("result.json").read())
+        asked[version] = {entry["step"]: entry for entry in content["commands"]}
     build = {version: set(steps["build"]["command"]) for version, steps in asked.items()}
     assert "--fp16" in build["8.2"]
     assert "--workspace=512" in build["8.2"]
@@ -142,8 +142,8 @@ def test_what_the_versions_are_asked_for(bundled):
 def test_float32_asks_for_no_tf32_and_int8_is_symmetric(bundled):
     _, result = on_the_board(RUN / "build" / bundled("10.3", "fp32").payload.path, "10.3")
     with tarfile.open(result) as tar:
-        told = json.loads(tar.extractfile("result.json").read())
-    assert "--noTF32" in told["commands"][0]["command"]
+        content = json.loads(tar.extractfile("result.json").read())
+    assert "--noTF32" in content["commands"][0]["command"]
     assert rc.collect(result).links[0].tolerance.kind == "exact"
     done, result = on_the_board(RUN / "build" / bundled("10.3", "int8").payload.path, "10.3")
     assert done.returncode == 0
@@ -165,9 +165,9 @@ def test_a_board_on_which_the_build_fails_says_why(bundled):
     made = bundled("8.5")
     done, result = on_the_board(RUN / "build" / made.payload.path, "8.5", REPLAY_FAILS="1")
     assert done.returncode == 5
-    with pytest.raises(Refused, match="LayerNormalization") as told:
+    with pytest.raises(Refused, match="LayerNormalization") as raised:
         rc.collect(result)
-    assert told.value.code == "collect.problem"
+    assert raised.value.code == "collect.problem"
 
 
 def test_another_tensorrt_than_the_bundles_is_refused_or_recorded(bundled):
@@ -227,22 +227,24 @@ def test_a_damaged_result_is_refused_and_nothing_is_written(bundled, tmp_path):
                 info = tarfile.TarInfo("leads.log")
                 info.type, info.linkname = tarfile.SYMTYPE, link
                 tar.addfile(info)
-        with pytest.raises(Refused, match=match) as told:
+        with pytest.raises(Refused, match=match) as record:
             rc.collect(path)
-        assert told.value.exit_code == 4
+        assert record.value.exit_code == 4
 
-    told = json.loads(content["result.json"])
+    record = json.loads(content["result.json"])
     refused("times.json is gone or not what the board wrote", {"times.json": content["times.json"] + b" "})
     refused("output_0.json is gone", {"output_0.json": None})
     refused("result.json is not in it", {"result.json": None})
     refused("not JSON", {"result.json": content["result.json"][:40]})
     for broken in ({"commands": None}, {"commands": [{"command": []}]}, {"engine": "x"}):
-        refused("does not say what the board ran", {"result.json": json.dumps({**told, **broken}).encode()})
+        refused("does not say what the board ran", {"result.json": json.dumps({**record, **broken}).encode()})
     refused("nothing vouches for more.log", {"more.log": b"x"})
     refused("'../escaped.log'", {"../escaped.log": b"x"})
     refused("'/etc/escaped'", {"/etc/escaped": b"x"})
     refused("leads.log", {}, link="/etc/passwd")
-    refused("does not belong to any bundle", {"result.json": json.dumps({**told, "bundle_sha256": "0" * 64}).encode()})
+    refused(
+        "does not belong to any bundle", {"result.json": json.dumps({**record, "bundle_sha256": "0" * 64}).encode()}
+    )
     cut = tmp_path / "cut.tar.gz"
     cut.write_bytes(result.read_bytes()[:-200])
     with pytest.raises(Refused, match="not the result of a board"):
@@ -295,8 +297,8 @@ def test_every_input_and_output_goes_by_its_name():
     assert done.returncode == 0, done.stderr
     assert "tokens: largest error" in done.stdout
     with tarfile.open(result) as tar:
-        told = json.loads(tar.extractfile("result.json").read())
-    build, first = (entry["command"] for entry in told["commands"][:2])
+        content = json.loads(tar.extractfile("result.json").read())
+    build, first = (entry["command"] for entry in content["commands"][:2])
     assert re.search(r"--minShapes='ids:0':1x\d+,mask:1x\d+ ", " ".join(build))
     assert any(word.startswith("--loadInputs='ids:0':") and ",mask:" in word for word in first)
     found = rc.collect(result)

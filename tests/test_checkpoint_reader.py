@@ -562,9 +562,9 @@ def test_weights_of_an_architecture_that_are_no_floating_point_numbers_are_refus
     (tmp_path / "own.py").write_text(network)
     conv = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).state_dict()
     torch.save({**conv, "0.weight": conv["0.weight"].to(dtype)}, tmp_path / "whole.pth")
-    with pytest.raises(Refused, match=r"0.weight holds .*, not floating point numbers") as told:
+    with pytest.raises(Refused, match=r"0.weight holds .*, not floating point numbers") as raised:
         rc.fold(tmp_path / "whole.pth", arch=f"{tmp_path / 'own.py'}:net", out=tmp_path / "run")
-    assert told.value.code == "checkpoint.dtype"
+    assert raised.value.code == "checkpoint.dtype"
     assert not (tmp_path / "run").exists()
 
 
@@ -683,10 +683,10 @@ def test_files_of_deepspeed_are_distinguished_from_damaged_ones(tiny_weights):
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "message"),
     [("torch.distributed.tensor\nDTensor", "full_tensor"), ("shard\nShardedTensor", "FULL_STATE_DICT")],
 )
-def test_parts_of_distributed_tensors_say_how_to_gather_them(kind, told):
+def test_parts_of_distributed_tensors_say_how_to_gather_them(kind, message):
     """With an object of a class within a class, which pickle gets by calling getattr."""
     nested = b"cbuiltins\ngetattr\n(cshard.properties\nProperties\nX\x06\x00\x00\x00FormattR)\x81"
     made = b"c" + kind.encode() + b"\n" + nested + b"\x85R"
@@ -694,7 +694,7 @@ def test_parts_of_distributed_tensors_say_how_to_gather_them(kind, told):
         file.writestr("parts/data.pkl", b"\x80\x02}X\x05\x00\x00\x00model}X\x01\x00\x00\x00w" + made + b"ss.")
     with pytest.raises(Refused, match="holds no weights") as caught:
         rc.fold("parts.pth")
-    assert told in caught.value.hint
+    assert message in caught.value.hint
 
 
 def test_tensors_next_to_the_networks_own_are_left_out_by_what_the_hint_says(tiny_weights):

@@ -207,13 +207,13 @@ def test_a_newcomer_who_types_what_another_tool_would_take_is_told_what_to_type_
 def test_the_demo_refuses_a_folder_that_it_cannot_write_before_any_work(repaconv):
     Path("own").mkdir()
     Path("own/index.html").write_text("mine")
-    for words, ends_with, told in (
+    for words, ends_with, message in (
         (("-o", "own"), 2, "own/index.html already exists"),
         (("-o", "/proc/x"), 3, "cannot write /proc/x/index.html"),
         (("-o", "/proc/x", "--arch", "s12"), 3, "cannot write /proc/x/riformer_s12.pth"),
     ):
         code, out, err = repaconv("demo", *words)
-        assert (code, out, told in err, " s  " in err) == (ends_with, "", True, False), err
+        assert (code, out, message in err, " s  " in err) == (ends_with, "", True, False), err
     assert [path.name for path in Path("own").iterdir()] == ["index.html"]
 
 
@@ -767,5 +767,5 @@ def test_a_link_of_which_one_row_failed_is_not_called_passed_as_well(repaconv):
     code, out, _ = repaconv("verify", "--inputs", "images.npz")
     rows = [line.split()[:2] for line in out.splitlines()]
     assert (code, ["passed", "int8"] in rows, ["failed", "int8"] in rows) == (1, True, True)
-    told = "fold, stored passed on images.npz (16 images); int8 failed on images.npz (16 images)"
-    assert out.splitlines()[-1] == f"failed: {told}"
+    message = "fold, stored passed on images.npz (16 images); int8 failed on images.npz (16 images)"
+    assert out.splitlines()[-1] == f"failed: {message}"

@@ -121,9 +121,9 @@ def test_an_output_of_classes_of_bare_models_is_compared_by_labels(tmp_path, rep
     assert "accuracy" in repaconv("compare", given, given, "--inputs", "labels.npz")[1]
     np.savez("none.npz", x=images)
     assert rc.compare(given, given, inputs="none.npz").links[0].metrics.top1_agreement is None  # only its shape says so
-    for wrong, told in ((np.arange(6) + 7, "labels 7 to 12 are not of 10 classes"), (np.arange(5), "for each of 6")):
+    for wrong, message in ((np.arange(6) + 7, "labels 7 to 12 are not of 10 classes"), (np.arange(5), "for each of 6")):
         np.savez("wrong.npz", x=images, labels=wrong)
-        with pytest.raises(Refused, match=told):
+        with pytest.raises(Refused, match=message):
             rc.compare(given, given, inputs="wrong.npz")
 
 

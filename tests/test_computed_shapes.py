@@ -182,14 +182,14 @@ def test_a_graph_in_which_nothing_else_is_folded_is_written_without_the_nodes_th
     assert not again.changes
 
 
-def computed(rows, inputs, more=(), told=(), outputs=("y",), kinds=TensorProto.FLOAT):
+def computed(rows, inputs, more=(), stated=(), outputs=("y",), kinds=TensorProto.FLOAT):
     """A graph of these nodes, of which the file says some sizes; `ENDS` and constants of one number are at hand."""
     numbers = {f"n{number}": np.array(number) for number in range(6)}
     given = graph(rows, ENDS | numbers | dict(more), inputs, outputs, kind=TensorProto.FLOAT)
     for value in given.graph.output:
         value.type.tensor_type.elem_type = kinds
     del given.graph.value_info[:]
-    given.graph.value_info.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, dims) for n, dims in told)
+    given.graph.value_info.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, dims) for n, dims in stated)
     return given
 
 
@@ -274,7 +274,7 @@ def test_a_sum_of_products_is_one_name():
     given = computed(
         [("Concat", "x x z z", "v", {"axis": 0}), ("Relu", "v", "y")],
         {"x": ("h",), "z": ("w",)},
-        told=[("v", ["2*h + 2*w"])],
+        stated=[("v", ["2*h + 2*w"])],
     )
     (joined, _) = read(given).graph
     assert sizes(joined.outputs[0])[0].names == ("(2*h + 2*w)",)
@@ -301,7 +301,7 @@ def test_a_multiple_of_a_size_is_that_multiple():
     given = computed(
         rows,
         {"x": ("h",)},
-        told=[(f"v{place}", ["2*h"]) for place in range(6)],
+        stated=[(f"v{place}", ["2*h"]) for place in range(6)],
         outputs=[*(f"y{place}" for place in range(6)), "v5"],
     )
     after = same_as_before(given, {"x": (3,)}, {"x": (4,)})

@@ -109,9 +109,9 @@ def test_an_interrupted_training_resumes_to_the_same_bits(tmp_path, monkeypatch)
 
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path / "kept", broken_off)
-    told = []
-    assert torch.equal(trained(tmp_path / "kept", told.append), trained(None))
-    assert told == [2 / 3]
+    lines = []
+    assert torch.equal(trained(tmp_path / "kept", lines.append), trained(None))
+    assert lines == [2 / 3]
 
 
 def test_a_module_without_any_difference_does_not_squeeze_the_picture_of_the_others():

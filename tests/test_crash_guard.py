@@ -65,17 +65,17 @@ def crashing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "told"),
+    ("name", "code", "message"),
     [
         ("SIGSEGV", "runtime.crash", "crashes when it loads"),
         ("SIGILL", "runtime.crash", "SIGILL"),
         ("SIGKILL", "environment.memory", "not enough memory"),
     ],
 )
-def test_a_runtime_that_crashes_is_a_sentence(crashing, tmp_path, monkeypatch, name, code, told):
+def test_a_runtime_that_crashes_is_a_sentence(crashing, tmp_path, monkeypatch, name, code, message):
     monkeypatch.setenv("CRASH", name)
     engine = plugins.load(plugins.ENGINES, "crashing")
-    with pytest.raises(EnvironmentProblem, match=told) as found:
+    with pytest.raises(EnvironmentProblem, match=message) as found:
         load_session(engine, tiny_graph(tmp_path), SessionSpec())
     assert found.value.code == code
     assert "crashing" in found.value.message

@@ -52,10 +52,10 @@ def test_damage_next_to_the_selected_weights_is_not_theirs(tmp_path):
 
 
 def test_checksums_in_a_file_are_reported(tmp_path):
-    told = {name: read_checkpoint(path).origin.checksums for name, path in sound(tmp_path).items()}
-    assert told["zip"] == told["packed"] == "CRC-32 of each record"
-    assert told["without"] == "none: saved without"
-    assert told["legacy"] == told["safetensors"] == "the format has none"
+    result = {name: read_checkpoint(path).origin.checksums for name, path in sound(tmp_path).items()}
+    assert result["zip"] == result["packed"] == "CRC-32 of each record"
+    assert result["without"] == "none: saved without"
+    assert result["legacy"] == result["safetensors"] == "the format has none"
 
 
 def test_two_records_of_one_name_a_pipe_and_a_bomb_are_refused(tmp_path):

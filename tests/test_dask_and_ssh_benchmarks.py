@@ -528,7 +528,7 @@ def test_two_calls_for_one_bundle_have_folders_of_their_own_on_the_board(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("ends", "told"),
+    ("ends", "message"),
     [
         ("exit 124", "it was stopped after 60 minutes"),
         ("echo error: Killed. >&2; exit 137", "Killed"),
@@ -536,7 +536,7 @@ def test_two_calls_for_one_bundle_have_folders_of_their_own_on_the_board(monkeyp
         ("exit 0", "no reason"),
     ],
 )
-def test_a_bundle_without_a_result_is_no_failure_of_ssh(ends, told, monkeypatch):
+def test_a_bundle_without_a_result_is_no_failure_of_ssh(ends, message, monkeypatch):
     """The board's shell is the one here, and its timeout one that ends at once."""
     Path("bin").mkdir()
     Path("bin/ssh").write_text('#!/bin/sh\nshift 3\nexec sh -c "$*"\n')
@@ -546,7 +546,7 @@ def test_a_bundle_without_a_result_is_no_failure_of_ssh(ends, told, monkeypatch)
     monkeypatch.setenv("PATH", f"{Path('bin').resolve()}:{os.environ['PATH']}")
     Path("inside").mkdir()
     subprocess.run(["tar", "czf", "bundle.tar.gz", "inside"], check=True)
-    with pytest.raises(EnvironmentProblem, match=f"gave no result on board .*: {told}"):
+    with pytest.raises(EnvironmentProblem, match=f"gave no result on board .*: {message}"):
         _on_the_board("board", Path("bundle.tar.gz"), "0" * 64, Path("result.tar.gz"), silent)
     assert not Path("result.tar.gz").exists()
 

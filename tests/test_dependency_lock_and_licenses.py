@@ -94,7 +94,7 @@ def test_the_lock_keeps_to_the_constraints():
 
 def test_no_dependency_is_without_its_licence():
     rows = re.findall(r"^\| (\S+) \| (\S+) \| (.+) \|$", (ROOT / "docs" / "licenses.md").read_text(), re.M)
-    told = {name: Version(version) for name, version, _ in rows if name not in ("package", "---")}
-    assert set(there(PROJECT["dependencies"])) <= set(told), "make sbom"
-    assert all(VERSIONS[name] == version for name, version in told.items()), "make sbom"
+    result = {name: Version(version) for name, version, _ in rows if name not in ("package", "---")}
+    assert set(there(PROJECT["dependencies"])) <= set(result), "make sbom"
+    assert all(VERSIONS[name] == version for name, version in result.items()), "make sbom"
     assert not [name for name, _, licence in rows if licence == "not declared"]

@@ -45,11 +45,11 @@ def test_a_target_that_is_not_here_gets_a_bundle(tiny, repaconv, capfd):
     assert code == 0
     assert "changed: bundle.count" in out
     print_result(done)
-    told = " ".join(capfd.readouterr().out.split())
-    assert "repaconv-out/tiny.orin-nano/build/orin-nano.fp16.tar.gz: 2 images" in told
+    message = " ".join(capfd.readouterr().out.split())
+    assert "repaconv-out/tiny.orin-nano/build/orin-nano.fp16.tar.gz: 2 images" in message
     with tarfile.open(folder / "build" / "orin-nano.fp16.tar.gz") as bundle:
         (folder_name,) = {name.partition("/")[0] for name in bundle.getnames()}
-    assert f"on the board: tar xzf orin-nano.fp16.tar.gz && python3 {folder_name}/run.py; then here:" in told
+    assert f"on the board: tar xzf orin-nano.fp16.tar.gz && python3 {folder_name}/run.py; then here:" in message
 
 
 @pytest.mark.slow  # the same with an engine, which is built and measured

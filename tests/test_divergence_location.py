@@ -262,7 +262,7 @@ def test_assert_parity_takes_several_inputs_and_holds_every_output(tmp_path):
         assert_parity(wrong, path, [tokens, scale])
     wrong.register_forward_hook(lambda _part, _given, out: {"features": out["features"]})
     (tmp_path / "text.onnx").write_text("not a graph")
-    for given, inputs, kind, told in (
+    for given, inputs, kind, message in (
         (path, [tokens], UsageProblem, "has the inputs tokens, scale, but tokens were given"),
         (path, [tokens, scale.astype(np.float64)], UsageProblem, "is float32, and float64 was given"),
         (path, [tokens, scale[:, :0]], UsageProblem, r"input 1 is an array \[2, 0, 1\]"),
@@ -274,7 +274,7 @@ def test_assert_parity_takes_several_inputs_and_holds_every_output(tmp_path):
         (tmp_path / "text.onnx", [tokens, scale], Refused, r"text\.onnx is not an ONNX file"),
         (3, [tokens, scale], UsageProblem, "neither a torch module nor a path"),
     ):
-        with pytest.raises(kind, match=told):
+        with pytest.raises(kind, match=message):
             assert_parity(given, right, inputs)
     other = torch.nn.Flatten()
     with pytest.raises(Refused, match=r"output 0 of the candidate is \[2, 4\] .* of the reference \[2, 1, 2, 2\]"):

@@ -115,8 +115,8 @@ def test_as_a_live_module():
 def test_another_border_stays():
     model = net(off=0.1)
     graph = exported(model, (2, 3, 12, 10), dynamo=True, opset=20, free=True)
-    after, told = rewritten(graph, (CONVOLUTION,))
-    assert not any("border" in change.description for change in told)
+    after, message = rewritten(graph, (CONVOLUTION,))
+    assert not any("border" in change.description for change in message)
     assert apart(graph, after, (2, 3, 12, 10)) < 1e-5
     folded = rc.fold(model, example=torch.randn(1, 3, 12, 10))
     assert sum(parameter.numel() for parameter in folded.parameters()) > WHOLE
@@ -163,8 +163,8 @@ def other_than_last(x, bias):
 def test_what_reaches_inside_or_leaves_a_side_stays(write, free):
     model = trained(Written(write)).eval()
     graph = of_any_size(model) if free else exported(model, (2, 3, 8, 8), dynamo=True, opset=20, free=True)
-    after, told = rewritten(graph, (CONVOLUTION,))
-    assert not told
+    after, message = rewritten(graph, (CONVOLUTION,))
+    assert not message
     assert apart(graph, after, (3, 3, 8, 8)) < 1e-5
 
 

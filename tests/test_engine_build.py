@@ -246,9 +246,9 @@ def test_an_engine_is_verified_on_the_batch_and_from_the_pixels_that_it_takes(ti
     engine = Path(rc.build(target="x86-64").output_files[0])
     found = next(link for link in rc.verify(engine=engine, count=3).links if link.name == "engine")
     assert (found.verdict, found.metrics.images) == ("passed", 3)
-    for size, told in ((32, "takes pixels"), (40, "takes images of")):
+    for size, message in ((32, "takes pixels"), (40, "takes images of")):
         np.savez("x.npz", input=np.zeros((2, 3, size, size), dtype=np.float32))
-        with pytest.raises(UsageProblem, match=told):
+        with pytest.raises(UsageProblem, match=message):
             rc.verify(engine=engine, inputs="x.npz")
 
 

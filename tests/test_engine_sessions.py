@@ -97,10 +97,10 @@ CARDS = ("torch-cuda", "torch-cuda-compiled", "torch-cuda-graphs", "onnxruntime-
 def test_an_engine_without_its_gpu_reports_it_in_one_sentence(name, graph, folded):
     engine = plugins.load(plugins.ENGINES, name)
     network = source_model_of(find_run(folded)).network(DEPLOY)
-    with pytest.raises(EnvironmentProblem, match=r"none was found|has no \w+Provider|cannot be imported") as told:
+    with pytest.raises(EnvironmentProblem, match=r"none was found|has no \w+Provider|cannot be imported") as raised:
         engine.open(network if "networks" in engine.can else graph, SessionSpec())
-    assert told.value.exit_code == 3
-    assert told.value.hint
+    assert raised.value.exit_code == 3
+    assert raised.value.hint
     with pytest.raises(EnvironmentProblem, match="does not run on cpu on this machine"):
         engine.open(network if "networks" in engine.can else graph, SessionSpec(device="cpu"))
 
@@ -118,11 +118,12 @@ def test_bench_on_a_gpu_that_is_not_here_is_refused(target, folded, repaconv):
 
 
 @pytest.mark.parametrize(
-    "told", ["CUDA out of memory. Tried to allocate 20 GiB", "BFCArena::AllocateRawInternal Failed to allocate memory"]
+    "message",
+    ["CUDA out of memory. Tried to allocate 20 GiB", "BFCArena::AllocateRawInternal Failed to allocate memory"],
 )
-def test_a_gpu_with_too_little_memory_reports_the_batch_size(told):
+def test_a_gpu_with_too_little_memory_reports_the_batch_size(message):
     with pytest.raises(EnvironmentProblem, match="too small for a batch of 2048 images") as raised, within_memory(2048):
-        raise RuntimeError(told)
+        raise RuntimeError(message)
     assert raised.value.code == "gpu.memory"
     with pytest.raises(RuntimeError, match="misaligned"), within_memory(2048):
         raise RuntimeError("CUDA error: misaligned address")
@@ -455,8 +456,8 @@ def test_what_one_session_flushes_no_other_does_nor_its_thread(before):
 def test_what_is_imported_reports_nothing_and_leaves_nothing_in_the_home_folder(tmp_path, module):
     """OpenVINO and NNCF leave an identifier there, and send it, where their telemetry is installed."""
     pytest.importorskip(module, reason=f"{module} is absent")
-    told = f"from repaconv.core.errors import require_module; require_module({module!r}, '', '')"
+    message = f"from repaconv.core.errors import require_module; require_module({module!r}, '', '')"
     home = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": os.pathsep.join(sys.path)}
     (tmp_path / "home").mkdir()
-    subprocess.run([sys.executable, "-c", told], env=home, check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "-c", message], env=home, check=True, capture_output=True, timeout=120)
     assert not list((tmp_path / "home").iterdir())

@@ -279,8 +279,8 @@ def test_a_stream_that_is_closed_or_full_changes_no_exit_code(tmp_path, command,
 
 def test_a_network_larger_than_memory_is_reported_as_such(tmp_path):
     """torch's message, as the method's reader of tensors raises it."""
-    told = killed_stages.net("riformer")
-    torch.save(told.whole, tmp_path / "c.pth")
+    network = killed_stages.net("riformer")
+    torch.save(network.whole, tmp_path / "c.pth")
 
     class NoMemory:
         name = "riformer"
@@ -325,14 +325,14 @@ def test_a_checkpoint_that_is_written_to_while_it_is_folded_is_refused(tmp_path)
 
 @pytest.mark.parametrize("container", ["zip", "safetensors", "legacy"])
 def test_a_checkpoint_that_is_cut_while_it_is_mapped_is_refused_and_no_end_of_the_process(tmp_path, container):
-    told = killed_stages.net("riformer")
-    (tmp_path / "c.pth").write_bytes(checkpoints.in_container(container, told))
+    network = killed_stages.net("riformer")
+    (tmp_path / "c.pth").write_bytes(checkpoints.in_container(container, network))
 
     def cut(*_told):
         os.truncate(tmp_path / "c.pth", 1)
 
     def stage(at):
-        return rc.fold(at / "c.pth", out=at / "run", settings=told.settings, progress=cut)
+        return rc.fold(at / "c.pth", out=at / "run", settings=network.settings, progress=cut)
 
     assert killed_stages.told_by(stage, tmp_path).startswith("file.changed: ")
     assert not (tmp_path / "run").exists()

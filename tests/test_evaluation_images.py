@@ -88,18 +88,18 @@ def test_images_that_are_gone_or_changed_leave_it_not_verified(lossy, repaconv, 
         Path("faint.npz").rename("elsewhere.npz")
     else:
         np.savez("faint.npz", input=faint(24, seed=1))
-    told = {"moved": "are not there any more", "changed": "were changed since"}[fate]
+    result = {"moved": "are not there any more", "changed": "were changed since"}[fate]
     code, out, _ = repaconv("verify")
     assert code == 0
     assert "not verified: int8" in out
-    assert told in " ".join(out.split())
+    assert result in " ".join(out.split())
     assert "int8 passed" not in out
     found = link(rc.verify())
     assert (found.verdict, found.metrics) == ("not verified", None)
     assert str(Path("faint.npz").resolve()) in found.note
     done = rc.bench(precision="int8", rounds=2)
     assert (done.verdict, done.agreement.verdict) == ("passed", "not verified")
-    assert told in done.agreement.note
+    assert result in done.agreement.note
     assert rc.verify(require=["int8"]).verdict == "failed"
 
 
@@ -149,8 +149,8 @@ def test_a_lossy_link_that_passes_on_random_images_is_not_verified_and_one_that_
     assert found.metrics.cosine > 0.999
     code, out, _ = repaconv("verify")
     assert code == 0
-    told = "passed: fold, stored, onnx passed on 4 random images, seed 0; not verified: fp16"
-    assert out.splitlines()[-1].startswith(told)
+    message = "passed: fold, stored, onnx passed on 4 random images, seed 0; not verified: fp16"
+    assert out.splitlines()[-1].startswith(message)
     np.savez("given.npz", input=np.random.default_rng(1).standard_normal((8, 3, SIZE, SIZE)).astype(np.float32))
     assert link(rc.verify(inputs="given.npz"), "fp16").verdict == "passed"
     assert link(rc.export(precision="fp16", inputs="given.npz"), "fp16").verdict == "passed"
@@ -158,11 +158,11 @@ def test_a_lossy_link_that_passes_on_random_images_is_not_verified_and_one_that_
 
 def test_a_lossy_link_shows_what_was_measured_next_to_its_limits(lossy, repaconv):
     _, out, _ = repaconv("verify")
-    told = " ".join(out.split())
+    message = " ".join(out.split())
     found = link(rc.verify())
-    assert f"cosine {found.metrics.cosine:.4f} (limit 0.95)" in told
-    assert f"error {found.metrics.norm_error:.1%} (limit 31.2%)" in told
-    assert "lossy: cosine" not in told
+    assert f"cosine {found.metrics.cosine:.4f} (limit 0.95)" in message
+    assert f"error {found.metrics.norm_error:.1%} (limit 31.2%)" in message
+    assert "lossy: cosine" not in message
 
 
 def test_fewer_of_the_images_of_an_export_are_taken_where_a_count_is_said(lossy):

@@ -129,9 +129,9 @@ def test_an_interrupted_training_resumes_to_the_same_bits(vit):
             rc.finetune(converted, out="broken", **other)
         assert refused.value.code == "finetune.other"
     assert {path.name: path.read_bytes() for path in Path("broken").iterdir()} == before
-    told = []
-    resumed = rc.finetune(converted, out="broken", **asked, progress=lambda what, *_: told.append(what))
-    assert not any(what.startswith("epoch 1") for what in told)
+    lines = []
+    resumed = rc.finetune(converted, out="broken", **asked, progress=lambda what, *_: lines.append(what))
+    assert not any(what.startswith("epoch 1") for what in lines)
     assert resumed.payload.sha256 == whole.payload.sha256
     assert resumed.epochs == whole.epochs
     assert rc.finetune(converted, out="broken", **{**asked, "seed": 1}).payload.sha256 != whole.payload.sha256
@@ -145,15 +145,15 @@ def test_a_training_that_ended_and_was_not_folded_is_folded_and_not_repeated(con
         if not in_training(what):
             raise KeyboardInterrupt
 
-    asked, told = {"inputs": "x.npz", "epochs": 1}, []
+    asked, message = {"inputs": "x.npz", "epochs": 1}, []
     with pytest.raises(KeyboardInterrupt):
         rc.finetune(converted, out="broken", **asked, progress=broken)
     trained = json.loads(Path("broken/finetune.json").read_text())["payload"]["sha256"]
     assert not Path("broken/fold.json").exists()
     for anew in (False, True):  # what is trained and folded is trained anew
-        told.clear()
-        done = rc.finetune(converted, out="broken", **asked, progress=lambda what, *_: told.append(what))
-        assert any(in_training(what) for what in told) == anew
+        message.clear()
+        done = rc.finetune(converted, out="broken", **asked, progress=lambda what, *_: message.append(what))
+        assert any(in_training(what) for what in message) == anew
         assert done.payload.sha256 == trained
         assert json.loads(Path("broken/fold.json").read_text())["origin"]["sha256"] == trained
 
@@ -174,9 +174,9 @@ def test_a_training_whose_file_is_gone_is_repeated_and_one_whose_file_was_change
         rc.finetune(converted, out="broken", **asked)
     assert "Move it away" in refused.value.hint
     file.unlink()
-    told = []
-    done = rc.finetune(converted, out="broken", **asked, progress=lambda what, *_: told.append(what))
-    assert any(what.startswith("epoch 1") for what in told)
+    lines = []
+    done = rc.finetune(converted, out="broken", **asked, progress=lambda what, *_: lines.append(what))
+    assert any(what.startswith("epoch 1") for what in lines)
     assert json.loads(Path("broken/fold.json").read_text())["origin"]["sha256"] == done.payload.sha256
 
 

@@ -167,7 +167,7 @@ def test_a_target_of_modules_does_not_measure_a_model_by_another_runtime():
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype", "told"),
+    ("given", "dtype", "message"),
     [
         ([0, 300], "uint8", "300"),
         ([0, -1], "uint8", "-1"),
@@ -179,9 +179,9 @@ def test_a_target_of_modules_does_not_measure_a_model_by_another_runtime():
         (np.zeros(2, "M8[D]"), "float32", "datetime64"),
     ],
 )
-def test_numbers_that_an_input_does_not_have_are_refused(given, dtype, told):
+def test_numbers_that_an_input_does_not_have_are_refused(given, dtype, message):
     np.savez("calls.npz", a=np.asarray(given))
-    with pytest.raises(Refused, match=f"a holds .*{told}.*{dtype}"):
+    with pytest.raises(Refused, match=f"a holds .*{message}.*{dtype}"):
         npz_calls(Path("calls.npz"), [Port("a", (None,), dtype)], ())
 
 

@@ -458,12 +458,12 @@ def test_a_number_is_explained_by_the_least_rounding_that_suffices():
 def test_what_was_left_out_everywhere_was_not_measured(repaconv):
     """Where FP32 shows nothing, an error of 0.0 would look like an equal output."""
     onnx.save(random_network(499), "vague.onnx")
-    code, told = repaconv("fold", "vague.onnx")[:2]
+    code, message = repaconv("fold", "vague.onnx")[:2]
     (link,) = rc.fold("vague.onnx").links
     assert (code, link.reason, link.metrics, link.tolerance) == (0, "equal_in_float64", None, None)
     assert link.figures.left_out == link.figures.compared
-    assert "not measured" in told
-    assert "0.0e+00" not in told
+    assert "not measured" in message
+    assert "0.0e+00" not in message
 
 
 @pytest.mark.parametrize(("out", "reason"), [(2, "explained_by_rounding"), (3, "rounding_decides")])

@@ -1473,13 +1473,13 @@ def test_dynamic_dimensions_of_outputs_keep_their_names_where_the_batch_is_fixed
     onnx.save(model, "anchors.onnx")
     rc.fold("anchors.onnx")
 
-    def told(**options):
+    def outputs_of(**options):
         made = rc.export(**options, **how)
         return [port.shape for port in load_onnx(Path("repaconv-out/anchors") / made.payload.path).outputs]
 
-    assert told() == [("batch", 4, "anchors")]
-    assert told(batch=2) == [(2, 4, "anchors")]
-    assert told(batch=2, image_size=32) == [(2, 4, 320)]
+    assert outputs_of() == [("batch", 4, "anchors")]
+    assert outputs_of(batch=2) == [(2, 4, "anchors")]
+    assert outputs_of(batch=2, image_size=32) == [(2, 4, 320)]
 
 
 def test_a_quantised_graph_has_nothing_to_fold(repaconv):

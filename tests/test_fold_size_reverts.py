@@ -276,7 +276,7 @@ def test_a_weight_that_levels_share_stays_one_in_front_of_norms_of_their_own(tra
     assert of(size) <= of(size_of(Evaluated(model)))
     assert difference(results(model), results(kept.graph.model)) < 1e-12
     assert any(
-        told.startswith("unshare: reverted, because with it layers that share") for told in kept.reverts.messages
+        label.startswith("unshare: reverted, because with it layers that share") for label in kept.reverts.messages
     )
 
 

@@ -505,16 +505,16 @@ def image_net(rows, **weights) -> str:
 def test_layers_that_remain_after_or_next_to_another_are_reported(rows, why):
     shapes = {"depth": (4, 1, 3, 3), "five": (4, 1, 5, 5), "wide": (4, 4, 3, 3), "thin": (1, 4, 1, 1),
               "back": (4, 1, 1, 1), "square": (4, 4, 1, 1)}  # fmt: skip
-    told = image_net(rows, **{name: normal(*shape) for name, shape in shapes.items()}, **norm(4))
-    assert told.replace("linear operators ", "", 1) == why
+    message = image_net(rows, **{name: normal(*shape) for name, shape in shapes.items()}, **norm(4))
+    assert message.replace("linear operators ", "", 1) == why
 
 
 def test_a_layer_whose_bias_differs_by_row_is_reported_as_not_foldable():
     rows = [("Gemm", "x k c", "a"), ("Gemm", "a l", "b"), ("Relu", "b", "y")]
     weights = {"k": normal(6, 6), "c": normal(4, 1), "l": normal(6, 3)}
     onnx.save(net_of(rows, weights, {"x": (F, (4, 6))}, {"y": F}), "net.onnx")
-    told = "linear operators in a row, since no rule of the fold reaches them: b after a"
-    assert rc.fold("net.onnx").not_folded == (told,)
+    message = "linear operators in a row, since no rule of the fold reaches them: b after a"
+    assert rc.fold("net.onnx").not_folded == (message,)
 
 
 def test_nodes_without_names_get_names_of_their_own():

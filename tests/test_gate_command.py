@@ -282,7 +282,7 @@ def test_formats_from_the_command_line(tmp_path, repaconv):
 
 def test_a_wrong_recipe_is_reported_with_its_line(tmp_path):
     path = tmp_path / "r.toml"
-    for text, told in (
+    for text, message in (
         ("checkpoint = 3\n", r"r\.toml:1:1: checkpoint: input should be a valid string"),
         ("# none\n", r"r\.toml:1:1: checkpoint: field required"),
         ('checkpoint = "c"\n[verify]\n\ncount = 0\n', r"r\.toml:4:1: verify\.count: must be at least 1"),
@@ -294,7 +294,7 @@ def test_a_wrong_recipe_is_reported_with_its_line(tmp_path):
         ('checkpoint = "c"\n[bench]\nrequire = true\n', r"r\.toml:3:1: bench\.require would do nothing"),
     ):
         path.write_text(text)
-        with pytest.raises(UsageProblem, match=told):
+        with pytest.raises(UsageProblem, match=message):
             read_recipe(path)
     path.write_text('checkpoint = "c"\n[verify]\ncheckpoints = 1\n')
     with pytest.raises(UsageProblem) as problem:
@@ -554,11 +554,11 @@ def act(folder: Path, **inputs: str) -> tuple[int, dict[str, str], str, list[str
         if "uses" in step:
             others.append(step["uses"])
             continue
-        told = {
+        result = {
             name: re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda found: given[found[1]], text)
             for name, text in step.get("env", {}).items()
         }
-        environment = {**os.environ, **{name: str(place) for name, place in places.items()}, **told, "PATH": path}
+        environment = {**os.environ, **{name: str(place) for name, place in places.items()}, **result, "PATH": path}
         shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
         code = subprocess.run(shell, cwd=folder, env=environment, check=False).returncode or code
     given_out = dict(line.split("=", 1) for line in outputs.read_text().splitlines())
@@ -626,9 +626,9 @@ def test_the_action_calls_the_gate_with_options_that_it_has(repaconv):
     action = ACTION.read_text()
     assert "repaconv gate" in action
     options = set(re.findall(r"(--[a-z][a-z-]+)", action)) - {"--upgrade"}
-    told = repaconv("gate", "--help")[1]
+    completed = repaconv("gate", "--help")[1]
     assert options
-    assert all(option in told for option in options), options
+    assert all(option in completed for option in options), options
 
 
 def test_a_path_in_a_sentence_keeps_its_way_up():

@@ -113,20 +113,20 @@ def test_pieces_arrive_alone_and_the_kit_says_what_it_lacks(made, tmp_path):
     arrived.mkdir()
     (arrived / "gpu.sh").write_text((folder / "gpu.sh").read_text())
     assert known["bundles"]["large"] == ["large.00", "large.01", "large.02"]
-    code, told = run(arrived, work)
+    code, message = run(arrived, work)
     assert code == 3
-    assert "not verified: the bundle core is not whole: core.00 did not arrive" in told
+    assert "not verified: the bundle core is not whole: core.00 did not arrive" in message
     for piece in ("core.00", "large.01"):  # one at a time, each gone again before the next
         (arrived / piece).write_bytes((folder / piece).read_bytes())
         assert run(arrived, work, "--take")[0] == 0
         (arrived / piece).unlink()
     (arrived / "large.00").write_bytes((folder / "large.00").read_bytes()[:-1])
-    code, told = run(arrived, work)
-    assert code == 0, told
-    assert "2 of 4 pieces are here" in told
-    assert "{'large': 'large.00 is damaged: its hash is another; large.02 did not arrive'}" in told
-    code, told = run(arrived, work, "--pieces", str(folder))
-    assert (code, "{}" in told) == (0, True)
+    code, message = run(arrived, work)
+    assert code == 0, message
+    assert "2 of 4 pieces are here" in message
+    assert "{'large': 'large.00 is damaged: its hash is another; large.02 did not arrive'}" in message
+    code, message = run(arrived, work, "--pieces", str(folder))
+    assert (code, "{}" in message) == (0, True)
     assert (work / "large" / "large.bin").read_bytes() == (tmp_path / "large.bin").read_bytes()
 
 
@@ -216,7 +216,7 @@ def given(precision):
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         (
             {"links": link(verdict="failed", location={"module": "blocks.1.attn", "reason": "off by 1.0e+00"})},
@@ -232,10 +232,10 @@ def given(precision):
         ({"status": "failed", "why": "took longer than 150 s"}, "took longer than 150 s"),
     ],
 )
-def test_what_fails_is_named(fields, told):
+def test_what_fails_is_named(fields, message):
     row = found(changed(**fields))
     assert row["verdict"] == "failed"
-    assert told in "; ".join(row["faults"])
+    assert message in "; ".join(row["faults"])
     done = judged(changed(**fields), KIT)
     assert done["verdict"] == "failed"
     assert f"**failed** {ROW}" in markdown(done)
@@ -254,7 +254,7 @@ def worse(links):
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"links": worse}, "repaconv computes something else than the training form in float64 at blocks.1.attn"),
         (
@@ -269,10 +269,10 @@ def worse(links):
         ({"batches": lambda rows: [{**rows[0], "samples_ms": {OURS: [0.0]}}, *rows[1:]]}, "its samples are not"),
     ],
 )
-def test_what_fails_of_an_engine_is_named(fields, told):
+def test_what_fails_of_an_engine_is_named(fields, message):
     done = judged(of_engine(**fields), KIT)
     assert done["verdict"] == "failed"
-    assert told in "; ".join(found(of_engine(**fields), ENGINE)["faults"])
+    assert message in "; ".join(found(of_engine(**fields), ENGINE)["faults"])
     assert f"**failed** {ENGINE}" in markdown(done)
 
 
@@ -303,14 +303,14 @@ def test_a_precision_in_which_the_training_form_is_as_far_off_tells_nothing(ours
 
 
 def test_what_an_engine_does_not_hold_or_tell_is_said_and_no_fault():
-    told = "the card's memory does not hold 64 images at once."
+    message = "the card's memory does not hold 64 images at once."
     result = of_engine(
-        batches=lambda rows: [*rows[:2], {"batch": 64, "why": told}], without={"official": "no kernel for TopK"}
+        batches=lambda rows: [*rows[:2], {"batch": 64, "why": message}], without={"official": "no kernel for TopK"}
     )
     assert found(result, ENGINE)["verdict"] == "passed"
     lines = markdown(judged(result, KIT)).splitlines()
     said = lines[lines.index(f"- {ENGINE}:") + 1 :]
-    assert f"    - batch 64: {told}" in said
+    assert f"    - batch 64: {message}" in said
     assert "    - official is not beside it: no kernel for TopK" in said
     assert "    - the opened engine tells no types of its layers" in said
     layers = of_engine(engine_types={"gemm.HALF": 24, "conv.FLOAT": 1}, given=lambda has: {**has, "precision": "fp16"})
@@ -343,8 +343,8 @@ def test_manual_baseline_graphs_have_no_operator_in_a_type_that_onnx_does_not_al
 
 
 def test_a_smaller_batch_is_said():
-    told = "the card's memory does not hold 4 images at once."
-    assert f"{ROW}: {told} It was measured on 2." in markdown(judged(changed(notes=[told], batch=2), KIT))
+    message = "the card's memory does not hold 4 images at once."
+    assert f"{ROW}: {message} It was measured on 2." in markdown(judged(changed(notes=[message], batch=2), KIT))
 
 
 def test_a_row_halves_its_batch_size_as_long_as_it_does_not_fit_the_gpu(monkeypatch):

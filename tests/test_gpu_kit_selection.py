@@ -171,7 +171,7 @@ def test_a_step_that_cannot_be_run_says_why_and_is_not_chosen(wanted, machine, w
     assert why in unable(step, machine)
     chosen = selected(1e6, machine)
     assert step.name not in {each.step.name for each in chosen}
-    left_out = {each.name: told for each in PLAN if (told := unable(each, machine))}
+    left_out = {each.name: message for each in PLAN if (message := unable(each, machine))}
     assert any(why in line for line in listed(chosen, left_out))
 
 

@@ -39,8 +39,8 @@ def test_quantized_graphs_are_not_folded(kind):
     model = with_node(kind)
     found = folded(Path("net.onnx"), model)
     assert (is_foldable(model), found.model is model, found.changes, found.in_float64) == (False, True, [], None)
-    told = f"the graph is quantized ({kind}): its integers do not fold exactly; fold it before quantizing"
-    assert [*parts_not_folded(model)] == [told]
+    message = f"the graph is quantized ({kind}): its integers do not fold exactly; fold it before quantizing"
+    assert [*parts_not_folded(model)] == [message]
 
 
 @pytest.mark.parametrize("opset", [12, 13])
@@ -61,9 +61,9 @@ def test_operators_of_others_are_named():
     model.graph.node.append(helper.make_node("Theirs", ["x"], ["w"], domain="org.pytorch"))
     model.graph.node.append(helper.make_node("Relu", ["x"], ["v"], domain="ai.onnx"))
     assert [*parts_not_folded(model)] == [FOREIGN]
-    (told,) = parts_not_folded(with_node("Conv", "com.microsoft.nchwc"))
-    assert told.endswith("; fold the file from before that")
-    assert "not known" not in told
+    (message,) = parts_not_folded(with_node("Conv", "com.microsoft.nchwc"))
+    assert message.endswith("; fold the file from before that")
+    assert "not known" not in message
 
 
 def test_a_float32_graph_is_folded_in_float64_and_one_that_may_write_borders_is_not():

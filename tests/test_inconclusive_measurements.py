@@ -109,8 +109,8 @@ def test_a_record_claims_nothing_that_its_quality_does_not_carry():
     assert bench().ratio.verdict == "not conclusive"
     assert json.loads(bench().model_dump_json())["ratio"]["verdict"] == "not conclusive"
     assert bench().compared == f"deploy form (fp32) against training form (fp32): {NOT}"
-    told = "deploy form (fp32): speedup 1.412 over training form (fp32) (95% interval 1.401 to 1.432): faster"
-    assert bench("trusted").compared == told
+    message = "deploy form (fp32): speedup 1.412 over training form (fp32) (95% interval 1.401 to 1.432): faster"
+    assert bench("trusted").compared == message
 
 
 def test_bench_and_the_gate(capfd):

@@ -84,7 +84,7 @@ def test_a_graph_that_only_the_checker_rejects_is_folded():
 
 
 @pytest.mark.parametrize(
-    ("named", "channels", "told"),
+    ("named", "channels", "message"),
     [
         ({"group": 0}, 3, "Conv first has group=0"),
         ({"group": 3}, 3, r"Conv first cannot multiply x \[., 3, 8, 8\] by w \[4, 3, 3, 3\] with group=3"),
@@ -92,15 +92,15 @@ def test_a_graph_that_only_the_checker_rejects_is_folded():
     ],
     ids=str,
 )
-def test_a_convolution_that_cannot_run_is_named(named, channels, told):
+def test_a_convolution_that_cannot_run_is_named(named, channels, message):
     """ONNX's checker passes them, and ONNX Runtime loads them and fails where it runs them."""
     nodes, weights = conv_and_norm(name="first", **named)
     write(nodes, weights, {"y": (F, ["N", 4, "H", "W"])}, inputs={"x": (F, ["N", channels, 8, 8])})
     for stage in (lambda: rc.fold("net.onnx", measure=False), lambda: rc.compare("net.onnx", "net.onnx")):
-        with pytest.raises(Refused, match=told) as refused:
+        with pytest.raises(Refused, match=message) as refused:
             stage()
         assert (refused.value.code, "defect" in refused.value.hint) == ("onnx.invalid", False)
-    with pytest.raises(Refused, match=told):
+    with pytest.raises(Refused, match=message):
         rc.estimate("net.onnx", target="a100")
 
 

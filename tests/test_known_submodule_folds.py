@@ -200,8 +200,8 @@ class Switching(nn.Module):
 
 def test_a_module_that_computes_something_else_in_its_next_call_keeps_its_adapter_and_its_class():
     folded, x = rc.fold(Switching(), example=torch.randn(4, 8)), torch.randn(4, 8)
-    told = " ".join(folded.fold_certificate[-1].not_folded)
-    assert "fc, lora (default) -> weight: the module gives other outputs when it is called again" in told
+    message = " ".join(folded.fold_certificate[-1].not_folded)
+    assert "fc, lora (default) -> weight: the module gives other outputs when it is called again" in message
     folded(x)
     assert torch.equal(folded(x), folded.fc.base_layer(x))
 
@@ -224,8 +224,8 @@ class Caching(nn.Module):
 @pytest.mark.parametrize("grows", [True, False])
 def test_a_module_whose_next_call_has_another_shape_or_fails_keeps_its_adapter(grows):
     folded = rc.fold(Caching(grows), example=torch.randn(4, 8))
-    told = " ".join(folded.fold_certificate[-1].not_folded)
-    assert "fc, lora (default) -> weight: the module gives other outputs when it is called again" in told
+    message = " ".join(folded.fold_certificate[-1].not_folded)
+    assert "fc, lora (default) -> weight: the module gives other outputs when it is called again" in message
     assert isinstance(folded.fc, PeftLinear)
 
 
@@ -285,9 +285,9 @@ def test_a_riformer_block_in_an_unknown_net():
             return self.mine(x)
 
     folded = rc.fold(Net())
-    told = [step.folded[0] for step in folded.fold_certificate]
-    assert told[0] == "token_mixer.affine - identity -> norm1"
-    assert all("norm2" in row or "layer_scale" in row for row in told[1:-1])  # by its structure, as any block's
+    summaries = [step.folded[0] for step in folded.fold_certificate]
+    assert summaries[0] == "token_mixer.affine - identity -> norm1"
+    assert all("norm2" in row or "layer_scale" in row for row in summaries[1:-1])  # by its structure, as any block's
     same(Net(), folded, torch.randn(2, 8, 7, 5))
 
 

@@ -49,35 +49,35 @@ def test_a_baseline_is_evaluated_by_where_it_compares(measured):
         found = check_baseline(path, name, done, 0.05, **settings)
         return found.verdict, f"{found.description}; {found.hint}"
 
-    verdict, told = judged(measured())
+    verdict, message = judged(measured())
     assert verdict == "not verified"
-    assert "no file b.json of baselines yet" in told
+    assert "no file b.json of baselines yet" in message
     assert judged(measured(), require=True)[0] == "failed"
     assert judged(measured(quality="inconclusive"))[0] == "inconclusive"
     noisy = measured(quality="inconclusive")
-    verdict, told = judged(noisy, update=True)
+    verdict, message = judged(noisy, update=True)
     assert (verdict, path.exists()) == ("inconclusive", False)
-    assert "--accept-inconclusive" in told
+    assert "--accept-inconclusive" in message
     assert judged(noisy, update=True, accept_inconclusive=True)[0] == "passed"
     path.unlink()
     assert judged(measured(), update=True)[0] == "passed"
-    verdict, told = judged(measured(seed=1, sha256="exported anew"), require=True)
+    verdict, message = judged(measured(seed=1, sha256="exported anew"), require=True)
     assert verdict == "passed"
-    assert "the baseline, each relative to the training form measured with it" in told
+    assert "the baseline, each relative to the training form measured with it" in message
     assert judged(measured(1.2))[0] == "failed"
     assert judged(measured(quality="inconclusive", seed=1))[0] == "inconclusive"  # no pass on noise
     assert judged(measured(1.2, quality="inconclusive"))[0] == "failed"
 
-    verdict, told = judged(measured(machine=THERE, seed=1), require=True)
+    verdict, message = judged(measured(machine=THERE, seed=1), require=True)
     assert verdict == "passed"
-    assert "another machine (this, 2 cores" in told
-    assert "compares only roughly" in told
-    verdict, told = judged(measured(1.2, machine=THERE), require=True)
+    assert "another machine (this, 2 cores" in message
+    assert "compares only roughly" in message
+    verdict, message = judged(measured(1.2, machine=THERE), require=True)
     assert verdict == "inconclusive"
-    assert "--update-baseline" in told
-    verdict, told = judged(measured(), name="other")
+    assert "--update-baseline" in message
+    verdict, message = judged(measured(), name="other")
     assert verdict == "not verified"
-    assert "none for this model on any machine" in told
+    assert "none for this model on any machine" in message
 
 
 def test_without_a_reference_model_milliseconds_are_compared_on_the_same_machine(measured):
@@ -183,8 +183,8 @@ def test_bench_writes_and_judges(tiny, repaconv):
     first = rc.bench(rounds=3, baseline="b.json")
     assert first.regression is None
     assert "no file b.json of baselines" in first.note
-    told = rc.bench(rounds=3, baseline="b.json", update_baseline=True)
-    assert "not written as a baseline. Measure again, with" in told.note  # three rounds are too few
+    result = rc.bench(rounds=3, baseline="b.json", update_baseline=True)
+    assert "not written as a baseline. Measure again, with" in result.note  # three rounds are too few
     assert not Path("b.json").exists()
     rc.bench(rounds=30, baseline="b.json", update_baseline=True, accept_inconclusive=True)
     known = read_artefact(Path("b.json"), Baselines)

@@ -160,9 +160,9 @@ def test_every_limit_of_a_shipped_target_has_its_source():
 def test_a_target_of_the_users_own_extends_a_family(tiny):
     rc.fold(tiny)
     rc.export(target="rtx-40")
-    with pytest.raises(UsageProblem, match="covers many devices") as told:
+    with pytest.raises(UsageProblem, match="covers many devices") as raised:
         rc.estimate(target="rtx-40")
-    lines = told.value.hint.splitlines()[1:]
+    lines = raised.value.hint.splitlines()[1:]
     figures = {"which one, at which clock": "mine", "...": "20"}
     text = "\n".join(lines)
     for blank, figure in figures.items():
@@ -186,10 +186,10 @@ def test_a_board_that_is_not_here_is_answered_with_the_ways_that_there_are(tiny,
     code, out, err = repaconv("bench", "--target", "orin-nano", "--precision", "fp16")
     assert (code, out) == (3, "")
     lines = [line for line in err.splitlines() if "newest run" not in line and "open the model" not in line]
-    told = [line.partition("#")[0].strip() for line in lines]
-    assert "orin-nano is not this machine" in told[0]
+    rows = [line.partition("#")[0].strip() for line in lines]
+    assert "orin-nano is not this machine" in rows[0]
     words = "--target orin-nano --precision fp16"
-    assert told[2:] == [
+    assert rows[2:] == [
         f"repaconv export {words}",
         f"repaconv bundle {words}",
         "repaconv collect result.tar.gz",
@@ -207,18 +207,18 @@ def test_a_board_that_is_not_here_is_answered_with_the_ways_that_there_are(tiny,
 @pytest.mark.parametrize("target", AWAY)
 def test_no_target_that_is_elsewhere_is_measured_here(target, tiny):
     rc.fold(tiny)
-    with pytest.raises(EnvironmentProblem, match=f"{target} is not this machine") as told:
+    with pytest.raises(EnvironmentProblem, match=f"{target} is not this machine") as raised:
         rc.bench(target=target)
-    assert f"repaconv bench --target {target} --estimate" in told.value.hint
-    assert ("repaconv bundle" in told.value.hint) == (load_target(target).runtime == "tensorrt")
+    assert f"repaconv bench --target {target} --estimate" in raised.value.hint
+    assert ("repaconv bundle" in raised.value.hint) == (load_target(target).runtime == "tensorrt")
 
 
 def test_a_bare_graph_belongs_to_no_run(tiny):
     rc.fold(tiny)
     rc.export(onnx="m.onnx")
-    with pytest.raises(EnvironmentProblem) as told:
+    with pytest.raises(EnvironmentProblem) as raised:
         rc.bench("m.onnx", target="orin-nano")
-    lines = [line.partition("#")[0].strip() for line in told.value.hint.splitlines()[1:]]
+    lines = [line.partition("#")[0].strip() for line in raised.value.hint.splitlines()[1:]]
     assert lines == [
         "repaconv bench m.onnx --target orin-nano",
         "repaconv bench m.onnx --target orin-nano --estimate",

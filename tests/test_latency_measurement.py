@@ -95,7 +95,7 @@ def test_a_quiet_measurement_is_trusted_and_each_disturbance_named():
     compared = ratio("a", samples["a"], "b", samples["b"], seed=0)
     assert quality(samples, QUIET, compared=compared, stable=True).verdict == "trusted"
 
-    def told(watched=QUIET, *, given=samples, of=compared, stable=True):
+    def verdict_of(watched=QUIET, *, given=samples, of=compared, stable=True):
         found = quality(given, watched, compared=of, stable=stable)
         return found.verdict, " ".join(found.reasons)
 
@@ -109,22 +109,22 @@ def test_a_quiet_measurement_is_trusted_and_each_disturbance_named():
         "cpu1 from 2000 to 1500 MHz": (replace(QUIET, before={"cpu1 kHz": 2e6}, after={"cpu1 kHz": 1.5e6}), "noisy"),
     }
     for words, (watched, verdict) in cases.items():
-        assert told(watched) == (verdict, told(watched)[1])
-        assert words in told(watched)[1]
-    assert told(stable=False) == ("noisy", "latency did not stabilize during warm-up")
+        assert verdict_of(watched) == (verdict, verdict_of(watched)[1])
+        assert words in verdict_of(watched)[1]
+    assert verdict_of(stable=False) == ("noisy", "latency did not stabilize during warm-up")
     few = {name: values[:10] for name, values in samples.items()}
-    assert told(given=few, of=None)[0] == "inconclusive"
+    assert verdict_of(given=few, of=None)[0] == "inconclusive"
     drifting = {**samples, "a": samples["a"] * np.linspace(1, 1.4, 100)}
-    assert "a drifted" in told(given=drifting)[1]
+    assert "a drifted" in verdict_of(given=drifting)[1]
     wild = {**samples, "b": samples["b"] * np.where(np.arange(100) % 10 == 0, 3, 1)}
-    assert "b has outliers: 10%" in told(given=wild)[1]
+    assert "b has outliers: 10%" in verdict_of(given=wild)[1]
     rough = {**samples, "b": samples["b"] * np.exp(random.normal(0, 0.6, 100))}
-    unknown = told(given=rough, of=ratio("a", samples["a"], "b", rough["b"], seed=0))
+    unknown = verdict_of(given=rough, of=ratio("a", samples["a"], "b", rough["b"], seed=0))
     assert unknown[0] == "inconclusive"
     assert "the ratio is known to" in unknown[1]
     assert "more rounds cannot help" in unknown[1]
     less = {**samples, "b": samples["b"] * np.exp(random.normal(0, 0.2, 100))}
-    assert "(--rounds)" in told(given=less, of=ratio("a", samples["a"], "b", less["b"], seed=0))[1]
+    assert "(--rounds)" in verdict_of(given=less, of=ratio("a", samples["a"], "b", less["b"], seed=0))[1]
 
 
 def test_the_rounds_that_a_measurement_asks_for_are_enough():
@@ -305,8 +305,8 @@ def test_session_loads_that_differ_are_no_drift_and_no_outliers():
     samples = dict(zip("ab", opened_differently(10, 50, 3), strict=True))
     samples["a"][:5] *= 2  # an opening whose memory lies badly
     assert quality(samples, QUIET, compared=None, stable=True, session_loads=10).verdict == "trusted"
-    told = quality(samples, QUIET, compared=None, stable=True).reasons
-    assert "a has outliers: 10% of its samples" in told
+    message = quality(samples, QUIET, compared=None, stable=True).reasons
+    assert "a has outliers: 10% of its samples" in message
     drifting = {**samples, "b": np.linspace(10, 14, 50)}
     assert "b drifted" in " ".join(quality(drifting, QUIET, compared=None, stable=True, session_loads=10).reasons)
 
@@ -337,8 +337,8 @@ def test_a_drift_is_detected_from_as_many_session_loads_as_there_are():
 
     def drifts(order: Sequence[int]) -> bool:
         values = np.repeat(1 + 0.4 * np.asarray(order) / len(order), 100 // len(order))
-        told = quality({"a": values}, QUIET, compared=None, stable=True, session_loads=len(order)).reasons
-        return "a drifted" in " ".join(told)
+        message = quality({"a": values}, QUIET, compared=None, stable=True, session_loads=len(order)).reasons
+        return "a drifted" in " ".join(message)
 
     assert not any(map(drifts, ([0, 1], [1, 0, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 0, 2, 3, 4, 5])))
     assert drifts([0, 1, 2, 3, 4, 5])
@@ -348,8 +348,8 @@ def test_a_drift_is_detected_from_as_many_session_loads_as_there_are():
 @pytest.mark.parametrize("loads", range(2, 6))
 def test_few_session_loads_drift_if_their_rounds_do(loads):
     def drifts(values: np.ndarray) -> bool:
-        told = quality({"a": values}, QUIET, compared=None, stable=True, session_loads=loads).reasons
-        return "a drifted" in " ".join(told)
+        message = quality({"a": values}, QUIET, compared=None, stable=True, session_loads=loads).reasons
+        return "a drifted" in " ".join(message)
 
     random = np.random.default_rng(0)
     for drift in (np.linspace(1, 2, 50), np.linspace(2, 1, 50), np.linspace(1, 1.2, 50) + random.normal(0, 0.02, 50)):
@@ -433,7 +433,7 @@ RESTING = GpuState(sm_mhz=1980, memory_mhz=2619, celsius=41, watts=310.0, reason
 
 
 @pytest.mark.parametrize(
-    ("moment", "verdict", "told"),
+    ("moment", "verdict", "message"),
     [
         (RESTING, "trusted", ""),
         (RESTING._replace(reasons=0x20), "inconclusive", "throttled: the GPU slowed down for heat, at 1 of 2 moments"),
@@ -443,11 +443,11 @@ RESTING = GpuState(sm_mhz=1980, memory_mhz=2619, celsius=41, watts=310.0, reason
         (RESTING._replace(sm_mhz=None, reasons=0x4), "trusted", ""),
     ],
 )
-def test_disturbances_of_a_gpu_are_named(moment, verdict, told):
+def test_disturbances_of_a_gpu_are_named(moment, verdict, message):
     watched = replace(QUIET, gpu=(RESTING, moment))
     found = quality({"a": np.full(50, 3.0)}, watched, compared=None, stable=True)
     assert found.verdict == verdict
-    assert told in "; ".join(found.reasons)
+    assert message in "; ".join(found.reasons)
     assert RESTING.values()["GPU W"] == 310.0
 
 
@@ -675,21 +675,21 @@ def test_a_jetson_tells_of_itself():
     assert tegrastats("")["cores"] == []
     assert power_mode("NV Power Mode: MAXN_SUPER\n2") == "MAXN_SUPER"
     assert power_mode("NVPMWARN: nothing") == ""
-    told = {"nvpmodel": "NV Power Mode: 15W\n1", "timeout": orin, "jetson_clocks": "SOC family:tegra234"}
-    board = jetson(lambda command: told[command[0]])
+    result = {"nvpmodel": "NV Power Mode: 15W\n1", "timeout": orin, "jetson_clocks": "SOC family:tegra234"}
+    board = jetson(lambda command: result[command[0]])
     assert (board["power_mode"], board["tegrastats"]["gpu_percent"]) == ("15W", 0)
 
 
 @pytest.mark.parametrize(
-    ("told", "number"),
+    ("message", "number"),
     [
         ("vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n", "26.2"),
         ("processor\t: 0\nCPU implementer\t: 0x41\nCPU variant\t: 0x3\nCPU part\t: 0xd0c\n", "0x41.0xd0c"),
         ("processor\t: 0\nmodel name\t: something else\n", None),
     ],
 )
-def test_a_cpu_is_known_by_its_family_and_model_numbers(tmp_path, told, number):
-    (tmp_path / "cpuinfo").write_text(told)
+def test_a_cpu_is_known_by_its_family_and_model_numbers(tmp_path, message, number):
+    (tmp_path / "cpuinfo").write_text(message)
     assert cpu_number(tmp_path / "cpuinfo") == number
     assert cpu_number(tmp_path / "gone") is None
     machine = {"cpu": "AMD EPYC", "family": "avx512-bf16", "cores": 2, "system": "Linux 6 x86_64"}
@@ -758,14 +758,14 @@ def test_throughput_of_streams_is_compared_with_one_stream_and_the_training_form
     assert Path("repaconv-out/tiny/bench/x86-64.throughput.json").is_file()
     assert (done["scaling"]["verdict"], done["ratio"]["verdict"]) == ("not conclusive", "not conclusive")
     assert "deploy form, one stream (fp32): not conclusive (about" in " ".join(repaconv(*many)[1].split())
-    told = rc.report(paper=False)
-    rate = f"{told.throughputs[0].rows[0].images_per_second:,.1f}"
+    message = rc.report(paper=False)
+    rate = f"{message.throughputs[0].rows[0].images_per_second:,.1f}"
     assert f">{rate}</td>" in Path("repaconv-out/tiny/report.html").read_text()
     rc.report(format="markdown", paper=False)
     assert "## Throughput on x86-64" in Path("repaconv-out/tiny/report.md").read_text()
-    for words, told in ((("--streams", str(cores + 1)), "more than the"), (("--profile",), "has no effect")):
+    for words, message in ((("--streams", str(cores + 1)), "more than the"), (("--profile",), "has no effect")):
         code, _, err = repaconv(*many, *words)
-        assert (code, told in err) == (2, True)
+        assert (code, message in err) == (2, True)
     assert repaconv("bench", "--streams", "2")[0] == 2
     rc.fold(tiny, force=True)  # the same network: nothing is removed
     assert Path("repaconv-out/tiny/bench/x86-64.throughput.json").exists()

@@ -38,8 +38,8 @@ def test_a_link_tells_programs_why_in_one_word_and_in_figures():
     again = still.because("required", "not verified")
     assert (again.reason, again.verdict) == ("required", "failed")
     assert again.note == f"required: not verified; {still.note}"
-    told = Figures(unit="numbers", compared=18, left_out=2)
-    assert sentence("within_tolerance", told) == "2 of 18 numbers (11%) depend on rounding and were left out"
+    message = Figures(unit="numbers", compared=18, left_out=2)
+    assert sentence("within_tolerance", message) == "2 of 18 numbers (11%) depend on rounding and were left out"
     few = Figures(unit="numbers", compared=9000, left_out=1)
     assert sentence("within_tolerance", few) == "1 of 9000 numbers (less than 1%) depend on rounding and were left out"
 

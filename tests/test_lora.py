@@ -88,9 +88,9 @@ def test_every_layout_on_plain_and_on_repavit(layout, base):
     weights = plain(4) if base == "plain" else REPAVIT.example("tiny", seed=4)
     layers = LAYERS if base == "plain" else [f"blocks.{i}.{at}" for i in range(3) for at in ("attn.qkv", "attn.proj")]
     adapters = factors(weights, layers)
-    told = {"lora_merged": "no"} if layout is loralib else {}
-    output, folded = logits(save(layout(weights, adapters)), settings={**HEADS, "lora_alpha": "6", **told})
-    source = "--set" if told else "PEFT's names: it merges only where merge_adapter() is called, which no key tells"
+    result = {"lora_merged": "no"} if layout is loralib else {}
+    output, folded = logits(save(layout(weights, adapters)), settings={**HEADS, "lora_alpha": "6", **result})
+    source = "--set" if result else "PEFT's names: it merges only where merge_adapter() is called, which no key tells"
     assert [(f.value, f.source) for f in folded.facts if f.name == "lora_merged"] == [("no", source)]
     assert folded.applied == (("pyra" if base == "plain" else "repavit"), "lora")
     rows = [step for step in folded.certificate if "lora (rank 3, scale 2)" in " ".join(step.folded)]
@@ -120,8 +120,8 @@ def test_weights_that_hold_their_adapters_already_are_not_given_them_twice(layou
     expected, _ = logits(save(saved, args={"merged": True}), settings=HEADS)
     assert abs(output - expected).max() == 0
     assert "lora" not in folded.applied
-    told = {**HEADS, "lora_alpha": "6", "lora_merged": "no"}
-    right, _ = logits(save(layout(weights, adapters), "r.pth"), settings=told)
+    result = {**HEADS, "lora_alpha": "6", "lora_merged": "no"}
+    right, _ = logits(save(layout(weights, adapters), "r.pth"), settings=result)
     assert abs(output - right).max() <= 1e-5 * abs(right).max()
     assert layout is not peft or not next(f for f in folded.facts if f.name == "lora_merged").overrules
     with pytest.raises(Refused, match=r"args\.merge_weights says no"):
@@ -234,9 +234,9 @@ def test_two_adapters_of_one_layer_and_whole_numbers_are_refused():
         ({"blocks.0.attn.LoRA_a.weight": a, "blocks.0.attn.LoRA_b.weight": b}, "lora.ambiguous"),
         ({"blocks.0.attn.qkv.lora_A": a.to(torch.int64)}, "checkpoint.dtype"),
     ):
-        told = {"lora_alpha": "3", "lora_merged": "no"}
+        result = {"lora_alpha": "3", "lora_merged": "no"}
         with pytest.raises(Refused) as caught:
-            rc.fold(save({**loralib(weights, adapters), **changed}), settings={**HEADS, **told})
+            rc.fold(save({**loralib(weights, adapters), **changed}), settings={**HEADS, **result})
         assert caught.value.code == code
 
 

@@ -453,9 +453,9 @@ def test_some_images_calibrate_an_export_and_the_others_evaluate_it(tiny):
     np.savez("dim.npz", input=images)
     assert rc.export(precision="int8", inputs="dim.npz").verdict == "failed"
     large = np.zeros((4, 3, 48, 48), dtype=np.float32)
-    for few, told in ((images[:1], "both calibrate"), (large, "the graph takes 32 x 32")):
+    for few, message in ((images[:1], "both calibrate"), (large, "the graph takes 32 x 32")):
         np.savez("wrong.npz", input=few)
-        with pytest.raises(UsageProblem, match=told):
+        with pytest.raises(UsageProblem, match=message):
             rc.export(precision="int8", inputs="wrong.npz", image_size=32)
 
 
@@ -672,7 +672,7 @@ def points(model: onnx.ModelProto) -> list[np.ndarray]:
 
 def test_a_quantizer_that_there_is_not_or_that_is_for_others_is_refused_before_anything(tiny, repaconv, monkeypatch):
     rc.fold(tiny)
-    for words, code, told in (
+    for words, code, message in (
         (("--precision", "int8", "--quantizer", "ncf"), 2, "Did you mean nncf?"),
         (("--precision", "int8", "--quantizer", "nncf", "--target", "orin-nano"), 2, "takes INT8 without zero points"),
         (
@@ -683,7 +683,7 @@ def test_a_quantizer_that_there_is_not_or_that_is_for_others_is_refused_before_a
         (("--quantizer", "nncf"), 2, "nothing is quantized"),
     ):
         found, _, err = repaconv("export", "--onnx", *words)
-        assert (found, told in err) == (code, True), err
+        assert (found, message in err) == (code, True), err
     monkeypatch.setattr("repaconv.onnx_export.nncf_quantization.find_spec", lambda _name: None)
     found, _, err = repaconv("export", "--onnx", "--precision", "int8", "--quantizer", "nncf")
     assert (found, "pip install 'repaconv[quantize]'" in err) == (3, True), err

@@ -118,9 +118,9 @@ def test_a_slower_row_says_what_its_search_found_of_the_fastest_competitors_runt
     }
     row["tune"].pop("runtimes", None)
     assert f"- {row['net']}: " not in docs_page.written([], [row])
-    for told, of_openvino in reasons.items():
+    for label, of_openvino in reasons.items():
         row["tune"]["runtimes"] = {**found, "openvino": of_openvino}
-        assert f"- {row['net']}: {told}" in docs_page.written([], [row])
+        assert f"- {row['net']}: {label}" in docs_page.written([], [row])
 
 
 def test_the_page_of_competing_toolchains_shows_the_result():

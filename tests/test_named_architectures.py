@@ -127,7 +127,7 @@ def _named(stem):
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "code_of"),
+    ("kind", "message", "code_of"),
     [
         ("Two", "does not take one image of 3x8x8: TypeError", "network.call"),
         ("Number", "gives int, which is no tensor", "network.outputs"),
@@ -135,8 +135,8 @@ def _named(stem):
         ("Drawing", "does not compute the same twice", "network.random"),
     ],
 )
-def test_networks_with_other_inputs_or_outputs_are_refused_with_the_reason(code, kind, told, code_of):
-    with pytest.raises((Refused, GateFailed), match=told) as caught:
+def test_networks_with_other_inputs_or_outputs_are_refused_with_the_reason(code, kind, message, code_of):
+    with pytest.raises((Refused, GateFailed), match=message) as caught:
         rc.fold("c.pth", arch=f"./net.py:{kind}", **code)
     assert caught.value.code == code_of
 
@@ -292,17 +292,17 @@ def test_a_moving_average_under_another_prefix_is_chosen_by_weights(code):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (float("nan"), "place has NaN or infinite values: 1 of "),
         (float("inf"), "place has NaN or infinite values: 1 of "),
     ],
 )
-def test_weights_that_are_no_numbers_are_named(code, value, told):
+def test_weights_that_are_no_numbers_are_named(code, value, message):
     weights = torch.load("c.pth")
     weights["place"][0, 0, 0, 0] = value
     torch.save(weights, "c.pth")
-    with pytest.raises(Refused, match=told) as caught:
+    with pytest.raises(Refused, match=message) as caught:
         rc.fold("c.pth", arch="./net.py:Net", **code)
     assert caught.value.code == "checkpoint.not-finite"
 

@@ -42,19 +42,19 @@ def test_rows_of_other_tasks_say_what_went_wrong():
             "openvino": same,
         }
     ]
-    told = tasks(folds, speeds)
+    message = tasks(folds, speeds)
     assert (
         "| Deep | own | 8x8, 16x16 | 9, 7 | 5, 4 | 1 of 2 | refused | 5e-01 | 1.50 (1.40 to 1.60) | the same graph |"
-        in told
+        in message
     )
     assert (
         "1 networks, 3 folds of them: 0 without a wrong number, 1 refused, 0 ended otherwise. "
         "1 of the 1 networks that are not ONNX files were folded in all three ways. 0 of the folds were also exported"
-        in told
+        in message
     )
-    assert "- Deep, graph: onnx: failed: off by 1" in told
-    assert "- Deep, arch: export.unsupported: it loops" in told
-    assert "- Deep, module: off by 5e-01" in told
+    assert "- Deep, graph: onnx: failed: off by 1" in message
+    assert "- Deep, arch: export.unsupported: it loops" in message
+    assert "- Deep, module: off by 5e-01" in message
 
 
 class Branches(nn.Module):

@@ -201,20 +201,20 @@ def test_a_pickled_module_of_an_unknown_network_is_to_be_exported_or_built(writt
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("module.pool.kernel_size = 3", "pool.kernel_size is 2, in the file 3"),
         ("module.blocks[0].act = nn.SiLU()", "blocks.0.act is ReLU, in the file SiLU"),
         ("module.stem.stride = (1, 1)", "stem.stride is (2, 2), in the file (1, 1)"),
     ],
 )
-def test_code_that_builds_another_network_than_was_saved_is_refused(written, change, told):
+def test_code_that_builds_another_network_than_was_saved_is_refused(written, change, message):
     """Its weights fit, and its outputs would be others."""
     path = written(f"from whole_net import Net\nmodule = Net()\n{change}")
     with pytest.raises(Refused) as refused:
         rc.fold(path, arch="net.py:build", settings={"image_size": "32"})
     assert refused.value.code == "arch.attributes"
-    assert told in refused.value.message
+    assert message in refused.value.message
     assert not Path("repaconv-out").exists()
 
 
@@ -397,8 +397,8 @@ def test_a_file_of_ultralytics_folds_and_computes_what_the_package_does(yolo, in
     assert done.made_by["ultralytics"] == "8.4.0"
     (output,) = reference_output("run").values()
     np.testing.assert_allclose(output, right()["output"], rtol=1e-7, atol=1e-9)  # ONNX has eps in float32
-    told = next(fact for fact in done.facts if fact.name == "preprocessing")
-    assert told.against == "letterbox to 32 x 32 (the whole image with a gray border), RGB, 0 to 1"
+    message = next(fact for fact in done.facts if fact.name == "preprocessing")
+    assert message.against == "letterbox to 32 x 32 (the whole image with a gray border), RGB, 0 to 1"
     assert rc.verify("run").verdict == "passed"
     rc.export("run", onnx="yolo.onnx")
     session = onnxruntime.InferenceSession("yolo.onnx")
@@ -439,7 +439,7 @@ RUN = "__import__('os').system('touch it-ran')"
 
 
 @pytest.mark.parametrize(
-    ("inside", "told"),
+    ("inside", "message"),
     [
         ({"activation": RUN}, "is no layer of torch.nn with plain arguments"),
         ({"activation": f"nn.SiLU({RUN})"}, "is no layer of torch.nn with plain arguments"),
@@ -464,13 +464,13 @@ RUN = "__import__('os').system('touch it-ran')"
         ),
     ],
 )
-def test_the_yaml_in_a_file_runs_nothing(yolo, installed, inside, told):
+def test_the_yaml_in_a_file_runs_nothing(yolo, installed, inside, message):
     """The package evaluates the activation, and looks layers up among everything that it imported."""
     path = yolo(**inside)
     installed()
     with pytest.raises(Refused) as refused:
         rc.fold(path)
-    assert told in refused.value.message
+    assert message in refused.value.message
     assert "\n" not in refused.value.message
     assert refused.value.hint
     assert not Path("it-ran").exists()

@@ -146,13 +146,13 @@ def test_a_classifier_of_the_users_own_has_labels_from_folders_and_files(door, r
     done = door(**MADE)
     assert (done.scores.classes, done.scores.source, done.scores.assumed) == (CLASSES, "its shape", True)
     code, out, _ = repaconv("verify", "--images", pictures())
-    told = " ".join(out.split())
+    message = " ".join(out.split())
     assert code == 0
-    assert "on 20 images" in told.partition("onnx: accuracy ")[0].partition("fold: accuracy ")[2]
-    assert "classes: folder names, in alphabetical order" in told
+    assert "on 20 images" in message.partition("onnx: accuracy ")[0].partition("fold: accuracy ")[2]
+    assert "classes: folder names, in alphabetical order" in message
     name = done.scores.output
     decided = f"the output {name!r} [N, 10] is taken as the scores of 10 classes, by its shape and these labels"
-    assert f"{decided} (if it is not: fold --set classes=0)" in told
+    assert f"{decided} (if it is not: fold --set classes=0)" in message
     images = np.random.default_rng(0).standard_normal((8, 3, SIZE, SIZE)).astype(np.float32)
     np.savez("labels.npz", input=images, labels=np.arange(8))
     found = rc.verify(inputs="labels.npz")

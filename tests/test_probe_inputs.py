@@ -158,10 +158,10 @@ def test_what_to_save_is_valid_python_whatever_inputs_are_called(coded, repaconv
     Path("text.npz").write_text("x")
     os.mkfifo("pipe.npz")
     for name, said in (("text.npz", "not a zip archive"), ("gone.npz", "there is no file"), ("pipe.npz", "is a pipe")):
-        told = repaconv("fold", "net.onnx", "--inputs", name)[2]
-        assert hint in told
-        assert said in told
-        assert "pickle" not in told
+        completed = repaconv("fold", "net.onnx", "--inputs", name)[2]
+        assert hint in completed
+        assert said in completed
+        assert "pickle" not in completed
 
 
 def test_a_sample_is_of_a_graph(tiny, repaconv):

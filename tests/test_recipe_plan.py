@@ -153,24 +153,24 @@ def test_nothing_runs_without_need_and_everything_with_need(edits):
 
 def test_the_preview_follows_only_from_what_steps_took_before(tmp_path, monkeypatch):
     """A step that never ran here may take any time; how fast the machine is now counts, too."""
-    clock, told = [0.0], {}
+    clock, message = [0.0], {}
     monkeypatch.setattr(walking.time, "monotonic", lambda: clock[0])
 
     def left(names: str, seconds: float) -> list[float | None]:
         def do(turn) -> StepOutputs:
             clock[0] += seconds
-            told[turn.step.name] = turn.left_s, running._headline(turn)
+            message[turn.step.name] = turn.left_s, running._headline(turn)
             (tmp_path / turn.step.name).write_text(turn.step.name)
             return StepOutputs([tmp_path / turn.step.name], True)
 
-        told.clear()
+        message.clear()
         execute_steps([RecipeStep(name) for name in names], Journal(tmp_path, "r.toml"), do, again=True, others="abc")
-        return [each[0] for each in told.values()]
+        return [each[0] for each in message.values()]
 
     assert left("ab", 10) == [None, None]
-    assert told["a"][1] == "1 of 2: a runs (it has not run yet)"
+    assert message["a"][1] == "1 of 2: a runs (it has not run yet)"
     assert left("ab", 30) == [20, 30]  # the first took three times as long as before
-    assert told["b"][1] == "2 of 2: b runs (rerun requested); about 30 s left, going by the last run"
+    assert message["b"][1] == "2 of 2: b runs (rerun requested); about 30 s left, going by the last run"
     assert left("abc", 30) == [None, None, None]
     assert left("abc", 30) == [90, 60, 30]
 
@@ -362,8 +362,8 @@ def test_a_conversion_is_a_step_like_others(tmp_path):
 
 def test_the_machine_of_a_measurement_is_that_of_its_own_target(tmp_path, monkeypatch):
     monkeypatch.setattr(walking, "_machine", lambda target: target)
-    told = {"checkpoint": "c.pth", "export": {"target": "x86-64"}, "build": {}, "bench": {"target": "gpu.toml"}}
-    placed = walking.LocatedRecipe(Recipe.model_validate(told), tmp_path / "recipe.toml", {})
+    result = {"checkpoint": "c.pth", "export": {"target": "x86-64"}, "build": {}, "bench": {"target": "gpu.toml"}}
+    placed = walking.LocatedRecipe(Recipe.model_validate(result), tmp_path / "recipe.toml", {})
     steps = {each.stage: each.step.versions for each in walking.planned(placed, Journal(tmp_path, "recipe"))}
     assert (steps["build"]["machine"], steps["bench"]["machine"]) == ("x86-64", str(tmp_path / "gpu.toml"))
     assert "machine" not in steps["export"]

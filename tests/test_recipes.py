@@ -325,9 +325,9 @@ def test_recipes_say_what_the_papers_tables_say():
     assert len(rows) > 50
     for method, row in rows:
         stem = row["arch"].replace("/", "-").replace("@", "-")
-        told = read_recipe(HERE / "recipes" / method / f"{stem}.toml")[0].reference
+        message = read_recipe(HERE / "recipes" / method / f"{stem}.toml")[0].reference
         for key in ("parameters", "macs"):
-            assert row.get(key, "") in getattr(told, key), (stem, key)
+            assert row.get(key, "") in getattr(message, key), (stem, key)
 
 
 def tomli(path: Path) -> dict:

@@ -137,9 +137,9 @@ def test_progress_is_a_function(tiny):
 def test_a_pipe_is_called_a_pipe(command, repaconv):
     os.mkfifo("p.onnx")
     onnx.save(convolution(), "x.onnx")
-    code, _, told = repaconv(command, "p.onnx", *(["x.onnx"] if command == "compare" else []))
+    code, _, message = repaconv(command, "p.onnx", *(["x.onnx"] if command == "compare" else []))
     assert code == 4
-    assert "p.onnx is a pipe or a device, not a regular file" in told
+    assert "p.onnx is a pipe or a device, not a regular file" in message
 
 
 @pytest.fixture
@@ -167,9 +167,9 @@ def test_a_result_that_cannot_be_written_is_refused_before_any_work(folded, tiny
             act()
         assert refused.value.code == "write.failed"
     for words in (("gate", "r.toml", "--report", "junit:file/x"), ("inspect", tiny, "--svg", "file/x.svg")):
-        code, _, told = repaconv(*words)
+        code, _, message = repaconv(*words)
         assert code == 3
-        assert "file: Not a directory" in told
+        assert "file: Not a directory" in message
     assert repaconv("gate", "r.toml", "--report", "junit:run")[0] == 3
 
     Path("locked").mkdir()
@@ -189,8 +189,8 @@ def test_a_result_that_cannot_be_written_is_refused_before_any_work(folded, tiny
 def test_a_tilde_that_no_shell_replaced_is_refused(tiny, repaconv, monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     for words in (("fold", tiny, "--out=~/run"), ("fold", "~/net.pth"), ("fold", tiny, "-o", "~")):
-        code, _, told = repaconv(*words)
-        assert (code, "begins with ~" in told, "hint: Give /home/somebody" in told) == (4, True, True), told
+        code, _, message = repaconv(*words)
+        assert (code, "begins with ~" in message, "hint: Give /home/somebody" in message) == (4, True, True), message
     assert not Path("~").exists()
     with pytest.raises(Refused, match="begins with ~"):
         rc.fold(tiny, out="~/run")
@@ -201,8 +201,8 @@ def test_a_tilde_that_no_shell_replaced_is_refused(tiny, repaconv, monkeypatch):
         ("export", "--target", "~/board.toml@old"),
         ("export", "--preset", "~/tuned.json"),
     ):
-        code, _, told = repaconv(*words)
-        assert (code, "begins with ~" in told, "hint: Give /home/somebody" in told) == (4, True, True), told
+        code, _, message = repaconv(*words)
+        assert (code, "begins with ~" in message, "hint: Give /home/somebody" in message) == (4, True, True), message
     recipe = """
         checkpoint = '~/net.pth'
         arch = '~/net.py:build'
@@ -216,20 +216,20 @@ def test_a_tilde_that_no_shell_replaced_is_refused(tiny, repaconv, monkeypatch):
     for name, text in (("own.toml", recipe), ("sub/base.toml", recipe), ("other.toml", "extends = 'sub/base.toml'")):
         Path(name).write_text(text.replace("        ", ""))
     for name in ("own.toml", "other.toml"):
-        code, told, _ = repaconv("run", name)
-        told = " ".join(told.split())
-        assert (code, "(Give /home/somebody" in told, "there is no" in told) == (2, True, False), told
+        code, message, _ = repaconv("run", name)
+        message = " ".join(message.split())
+        assert (code, "(Give /home/somebody" in message, "there is no" in message) == (2, True, False), message
         keys = ("checkpoint", "arch", "preset", "out", "verify.images", "export.target", "bench.baseline")
-        assert all(f"{key}: ~/" in told for key in keys), told
-        assert told.count("begins") == len(keys)
+        assert all(f"{key}: ~/" in message for key in keys), message
+        assert message.count("begins") == len(keys)
     Path("own.toml").write_text("extends = '~/base.toml'")
-    code, told, _ = repaconv("run", "own.toml")
-    assert (code, "extends: ~/base.toml begins with ~" in told) == (2, True), told
+    code, message, _ = repaconv("run", "own.toml")
+    assert (code, "extends: ~/base.toml begins with ~" in message) == (2, True), message
     matrix = "models = [{{checkpoint = '{}', arch = '{}'}}]\ntargets = ['{}']\nprecisions = ['fp32']\nbatches = [1]"
     for named in (("~/net.pth", "", "x86-64"), ("net.pth", "~/net.py:build", "x86-64"), ("net.pth", "", "~/a.toml@b")):
         Path("matrix.toml").write_text(matrix.format(*named))
-        code, _, told = repaconv("sweep", "matrix.toml")
-        assert (code, "begins with ~" in told, "hint: Give /home/somebody" in told) == (4, True, True), told
+        code, _, message = repaconv("sweep", "matrix.toml")
+        assert (code, "begins with ~" in message, "hint: Give /home/somebody" in message) == (4, True, True), message
     Path("~").mkdir()  # then it is meant
     assert rc.fold(tiny, out="~/run").output_files
     assert rc.fold(tiny, out="~net").output_files
@@ -240,9 +240,9 @@ def test_a_file_that_the_fold_would_remove_is_refused(repaconv):
     rc.fold("net.onnx", out="run", measure=False)
     before = {path: path.read_bytes() for path in Path("run").iterdir()}
     for words in ((), ("--force",)):
-        code, _, told = repaconv("fold", "run/net.folded.onnx", "-o", "run", *words)
-        assert (code, "run.other-checkpoint" in told) == (4, True)
-        assert "--force" not in told  # it would be refused again
+        code, _, message = repaconv("fold", "run/net.folded.onnx", "-o", "run", *words)
+        assert (code, "run.other-checkpoint" in message) == (4, True)
+        assert "--force" not in message  # it would be refused again
     assert {path: path.read_bytes() for path in Path("run").iterdir()} == before
     rc.fold("run/net.folded.onnx", out="again", measure=False)
     with pytest.raises(Refused, match="which this fold would replace"):  # of the same bytes
@@ -254,14 +254,14 @@ def test_an_export_does_not_replace_the_folded_network_that_it_is_made_from(repa
     rc.fold("net.onnx", out="run", measure=False)
     Path("alias.onnx").symlink_to("run/net.folded.onnx")
     before = {path: path.read_bytes() for path in Path("run").iterdir()}
-    for out, told in (
+    for out, message in (
         ("run/net.folded.onnx", "run/net.folded.onnx is the folded network that is exported."),
         ("alias.onnx", "alias.onnx is the folded network that is exported."),
         (".", ". is a folder, and a file is written here."),
         ("/", "/ is a folder, and a file is written here."),
     ):
         code, _, err = repaconv("export", "run", "--onnx", "-o", out)
-        assert (code, told in err) == (2, True)
+        assert (code, message in err) == (2, True)
     assert {path: path.read_bytes() for path in Path("run").iterdir()} == before
 
 
@@ -292,9 +292,9 @@ def test_a_symbolic_link_to_itself_is_refused(tiny, folded, repaconv):
         ("export", "run", "--onnx", "-o", "loop/net.onnx"),
         ("verify", "loop"),
     ):
-        code, out, told = repaconv(*words)
+        code, out, message = repaconv(*words)
         assert (code, out) == (4, "")
-        assert "a symbolic link that leads back to itself. (file.name)" in told
+        assert "a symbolic link that leads back to itself. (file.name)" in message
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "", '{"machines": {"x": 3}}', '{"other": 1}'])
@@ -387,23 +387,23 @@ def test_a_module_whose_inputs_are_not_found_says_what_failed_with_the_likeliest
 @pytest.mark.parametrize("command", ["bench", "tune", "deploy", "compare"])
 def test_more_rounds_than_memory_can_hold_are_refused(command, tiny, repaconv):
     given = {"deploy": [tiny], "compare": ["a.onnx", "b.onnx", "--speed"]}.get(command, [])
-    code, _, told = repaconv(command, *given, "--rounds", 10**21)
+    code, _, message = repaconv(command, *given, "--rounds", 10**21)
     assert code == 2
-    assert "less than or equal to 1000000" in told
+    assert "less than or equal to 1000000" in message
 
 
 @pytest.mark.parametrize("command", ["verify", "bundle", "deploy", "compare"])
 def test_more_images_than_any_data_set_has_are_refused(command, tiny, repaconv):
     given = {"deploy": [tiny], "compare": ["a.onnx", "b.onnx"]}.get(command, [])
-    code, _, told = repaconv(command, *given, "--count", 10**20)
+    code, _, message = repaconv(command, *given, "--count", 10**20)
     assert code == 2
-    assert "less than or equal to 10000000" in told
+    assert "less than or equal to 10000000" in message
 
 
 def test_nan_is_called_nan(repaconv):
-    code, _, told = repaconv("tune", "run", "--budget", "nan")
+    code, _, message = repaconv("tune", "run", "--budget", "nan")
     assert code == 2
-    assert "'--budget': must be a number, not NaN" in told
+    assert "'--budget': must be a number, not NaN" in message
     with pytest.raises(UsageProblem, match="budget_s=nan: must be a number, not NaN"):
         rc.tune("run", budget_s=float("nan"))
 
@@ -418,9 +418,9 @@ def test_a_file_of_images_is_called_a_file():
 
 def test_a_pipe_is_not_replaced_by_a_report(repaconv):
     os.mkfifo("pipe")
-    code, _, told = repaconv("gate", "r.toml", "--report", "junit:pipe")
+    code, _, message = repaconv("gate", "r.toml", "--report", "junit:pipe")
     assert code == 3
-    assert "cannot write pipe: it is a pipe or a device" in told
+    assert "cannot write pipe: it is a pipe or a device" in message
     assert Path("pipe").is_fifo()
 
 
@@ -440,23 +440,23 @@ def test_a_history_that_cannot_be_written_is_refused_before_anything_is_measured
 @pytest.mark.parametrize("size", ["65537", "4294967296x8", "9" * 30])
 def test_an_image_that_is_larger_than_any_file_of_one_is_refused(size, tiny, repaconv):
     for given in (["fold", tiny, "--set", f"image_size={size}"], ["bench", tiny, "--image-size", size]):
-        code, _, told = repaconv(*map(str, given))
+        code, _, message = repaconv(*map(str, given))
         assert code == 2
-        assert "larger than an image can be, 65,536 pixels a side" in told
+        assert "larger than an image can be, 65,536 pixels a side" in message
 
 
 @pytest.mark.parametrize("endless", ["/dev/zero", "/dev/full"])
 def test_a_device_without_an_end_is_no_page_of_ours(endless, tiny, repaconv):
-    code, _, told = repaconv("inspect", str(tiny), "--svg", endless)
+    code, _, message = repaconv("inspect", str(tiny), "--svg", endless)
     assert code == 2
-    assert "its contents were not written by repaconv" in told
+    assert "its contents were not written by repaconv" in message
 
 
 def test_a_folder_in_which_no_file_can_be_created_is_refused_before_any_work(folded):
     """/proc says of its folders that they can be written, and takes no files."""
-    with pytest.raises(EnvironmentProblem, match="/proc: no file can be created there") as told:
+    with pytest.raises(EnvironmentProblem, match="/proc: no file can be created there") as raised:
         rc.bench(rounds=1_000_000, out="/proc/measured.json")  # which would take hours
-    assert told.value.code == "write.failed"
+    assert raised.value.code == "write.failed"
 
 
 def test_a_recipe_of_a_file_whose_name_has_control_characters_is_toml(tiny):
@@ -469,26 +469,26 @@ def test_a_recipe_of_a_file_whose_name_has_control_characters_is_toml(tiny):
 
 @pytest.mark.parametrize("command", ["run", "gate", "sweep"])
 def test_a_recipe_or_a_matrix_that_never_ends_is_not_read(command, repaconv):
-    told = "".join(map(str, repaconv(command, "/dev/zero")))
-    assert "cannot be read: it is a device, not a regular file" in " ".join(told.split())
+    message = "".join(map(str, repaconv(command, "/dev/zero")))
+    assert "cannot be read: it is a device, not a regular file" in " ".join(message.split())
 
 
 def test_a_recipe_may_come_from_a_pipe(repaconv):
     os.mkfifo("pipe.toml")
     writer = Thread(target=lambda: Path("pipe.toml").write_text('checkpoint = "none.pth"'))
     writer.start()
-    told = "".join(map(str, repaconv("run", "pipe.toml")))
+    message = "".join(map(str, repaconv("run", "pipe.toml")))
     writer.join()
-    assert "none.pth" in told
-    assert "cannot be read: it is" not in told
+    assert "none.pth" in message
+    assert "cannot be read: it is" not in message
 
 
 @pytest.mark.parametrize("text", ["models: " + "[" * 5000, "when: 2020-13-45"])
 def test_yaml_of_which_nothing_can_be_made_is_refused(text, repaconv):
     Path("matrix.yaml").write_text(text)
-    code, _, told = repaconv("sweep", "matrix.yaml")
+    code, _, message = repaconv("sweep", "matrix.yaml")
     assert code == 2
-    assert "matrix.yaml is not YAML" in told
+    assert "matrix.yaml is not YAML" in message
 
 
 def test_a_recipe_may_begin_with_a_byte_order_mark(tiny):
@@ -499,18 +499,20 @@ def test_a_recipe_may_begin_with_a_byte_order_mark(tiny):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("resnt18", "and the index of repaconv has no 'resnt18' of it."),
         ("resnet18.a1_in1k", "torchvision is not installed."),
     ],
 )
-def test_the_message_for_a_misspelled_architecture_of_a_missing_package_has_the_nearest(name, told, tiny, monkeypatch):
+def test_the_message_for_a_misspelled_architecture_of_a_missing_package_has_the_nearest(
+    name, message, tiny, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "torchvision", None)  # an import of it now fails
     with pytest.raises(EnvironmentProblem) as missing:
         rc.fold(tiny, arch=f"torchvision:{name}")
     assert missing.value.code == "torchvision.missing"
-    assert told in missing.value.message or "torchvision does not load" in missing.value.message
+    assert message in missing.value.message or "torchvision does not load" in missing.value.message
     assert ("Did you mean resnet18?" in missing.value.hint) is (name == "resnt18")
 
 
@@ -575,5 +577,5 @@ def test_a_function_of_arch_that_is_misspelled_or_left_out_is_reported(tiny, tmp
 def test_a_name_in_capitals_is_told_the_one_that_exists(tiny, repaconv, words, name):
     rc.fold(tiny)
     tiny.rename("net.pth")
-    code, _, told = repaconv(*words.split())
-    assert (code, f"hint: Did you mean {name}? " in told) == (2, True), told
+    code, _, message = repaconv(*words.split())
+    assert (code, f"hint: Did you mean {name}? " in message) == (2, True), message

@@ -434,14 +434,14 @@ def test_the_positions_of_a_swin_show_its_image_size():
 
 
 @pytest.mark.parametrize(
-    ("activations", "told"),
+    ("activations", "message"),
     [
         ((torch.nn.ReLU,), "--set act=ReLU"),
         ((torch.nn.LeakyReLU,), "has no setting for this"),
         ((torch.nn.ReLU, torch.nn.GELU), "has no setting for this"),
     ],
 )
-def test_the_activation_of_a_pickled_module_is_given_by_a_setting_that_the_method_takes(activations, told):
+def test_the_activation_of_a_pickled_module_is_given_by_a_setting_that_the_method_takes(activations, message):
     save(METHOD.example("tiny-swin", seed=0))
     net = METHOD.read(read_checkpoint(Path("c.pth")), {}).module()
     net.load_state_dict(METHOD.example("tiny-swin", seed=0), strict=False)  # which counts batches, too
@@ -452,6 +452,6 @@ def test_the_activation_of_a_pickled_module_is_given_by_a_setting_that_the_metho
     torch.save(net, "other.pth")
     with pytest.raises(Refused, match="the activation is") as caught:
         rc.fold("other.pth")
-    assert told in caught.value.hint
-    if told.startswith("--set"):
+    assert message in caught.value.hint
+    if message.startswith("--set"):
         assert rc.fold("other.pth", settings={"act": "ReLU"}).verdict == "passed"

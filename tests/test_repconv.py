@@ -269,14 +269,14 @@ def test_strides_follow_from_identities_and_are_else_the_official_codes():
 
 
 @pytest.mark.parametrize(
-    ("change", "told", "settings"),
+    ("change", "message", "settings"),
     [
         (lambda net: setattr(net.stage0.rbr_dense.conv, "stride", (1, 1)), "conv.stride is (1, 1)", "strides"),
         (lambda net: setattr(net.stage1[0].rbr_1x1.bn, "eps", 1e-3), "bn.eps is 0.001", "bn_eps=0.001"),
         (lambda net: [setattr(net.stage2[0], "relu", torch.nn.SiLU())], "the activation is ReLU, SiLU", "no setting"),
     ],
 )
-def test_a_pickled_module_that_computes_something_else_than_was_read_is_refused(change, told, settings):
+def test_a_pickled_module_that_computes_something_else_than_was_read_is_refused(change, message, settings):
     arch = ARCHS["tiny-repvgg"]
     net = training_net(arch)
     net.load_state_dict(METHOD.example("tiny-repvgg", seed=0))
@@ -284,7 +284,7 @@ def test_a_pickled_module_that_computes_something_else_than_was_read_is_refused(
     assert rc.fold("same.pth").verdict == "passed"
     change(net)
     save(net, "other.pth")
-    with pytest.raises(Refused, match=re.escape(told)) as caught:
+    with pytest.raises(Refused, match=re.escape(message)) as caught:
         rc.fold("other.pth")
     assert caught.value.code == "checkpoint.attributes"
     assert settings in caught.value.hint

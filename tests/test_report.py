@@ -91,14 +91,14 @@ def test_figures_are_the_artefacts_and_nothing_runs_or_is_fetched(whole, repacon
     done = rc.report()
     text = (RUN / "report.html").read_text()
     found = seen(RUN / "report.html")
-    told = json.loads((RUN / "bench/x86-64.json").read_text())
+    result = json.loads((RUN / "bench/x86-64.json").read_text())
     folded = json.loads((RUN / "fold.json").read_text())
     links = json.loads((RUN / "verify.json").read_text())["links"]
     assert found.figures["parameters.deploy"] == f"{folded['deploy']['parameters']:,}"
     assert found.figures["macs.training"] == f"{folded['training']['macs']:,}"
-    assert found.figures["p50.x86-64"] == f"{told['latencies'][0]['p50_ms']:.3f}"
-    assert found.figures["ratio.x86-64"] == BenchArtefact.model_validate(told).compared
-    assert found.figures["peak.x86-64"] == f"{told['profile']['share_of_peak']:.1%}"
+    assert found.figures["p50.x86-64"] == f"{result['latencies'][0]['p50_ms']:.3f}"
+    assert found.figures["ratio.x86-64"] == BenchArtefact.model_validate(result).compared
+    assert found.figures["peak.x86-64"] == f"{result['profile']['share_of_peak']:.1%}"
     for number, link in enumerate(links):
         if link["metrics"]:
             assert found.figures[f"link.{number}"] == f"{link['metrics']['max_rel_error']:.1e}"
@@ -118,10 +118,10 @@ def test_figures_are_the_artefacts_and_nothing_runs_or_is_fetched(whole, repacon
     code, out, _ = repaconv("report", "--format", "json", "--no-paper")
     assert code == 0
     plain = json.loads(out)["data"]
-    assert plain["benches"][0]["latencies"][0]["p50_ms"] == told["latencies"][0]["p50_ms"]
+    assert plain["benches"][0]["latencies"][0]["p50_ms"] == result["latencies"][0]["p50_ms"]
     assert json.loads((RUN / "report.json").read_text())["links"] == plain["links"]
     assert repaconv("report", "--format", "markdown", "-o", "page.md", "--no-paper")[0] == 0
-    assert f"{told['latencies'][0]['p50_ms']:.3f}" in Path("page.md").read_text()
+    assert f"{result['latencies'][0]['p50_ms']:.3f}" in Path("page.md").read_text()
 
 
 def test_an_onnx_model_is_compared_with_its_original_and_lacks_no_output_of_other_code(repaconv):
@@ -142,10 +142,10 @@ def test_an_onnx_model_is_compared_with_its_original_and_lacks_no_output_of_othe
 def test_a_bare_run_says_what_is_missing(tiny):
     rc.fold(tiny)
     done = rc.report(paper=False)
-    told = " ".join(done.open)
-    assert "these weights were not verified" in told
-    assert "there is no ONNX model" in told
-    assert "no latency was measured" in told
+    message = " ".join(done.open)
+    assert "these weights were not verified" in message
+    assert "there is no ONNX model" in message
+    assert "no latency was measured" in message
     assert done.paper is None
     with pytest.raises(UsageProblem, match="no format"):
         rc.report(format="pdf")
@@ -207,17 +207,17 @@ def test_the_report_joins_what_is_of_the_present_graphs_and_its_commands_make_th
     (run / "model.safetensors").unlink()
     edited = rc.report(format="json", paper=False)
     assert edited.verdict == "failed"
-    assert ["is missing" in told or "its hash differs" in told for told in edited.open[:2]] == [True, True]
+    assert ["is missing" in message or "its hash differs" in message for message in edited.open[:2]] == [True, True]
     (run / "model.32x32.onnx").write_bytes(graph)
     (run / "model.safetensors").write_bytes(weights)
 
     rc.export(image_size=32, simplify=False)  # in the place of the one before
     after = rc.report(format="json", paper=False)
     assert (after.benches, [link for link in after.verified.links if link.name == "onnx"]) == ((), [])
-    told = "; ".join(after.open)
-    assert "the latency of x86-64.32x32 is of a file that the run no longer has" in told
-    assert "the link onnx of ONNX under ONNX Runtime, 32x32 is of a file that the run no longer has" in told
-    assert "model.32x32.onnx was exported after the verification" in told
+    message = "; ".join(after.open)
+    assert "the latency of x86-64.32x32 is of a file that the run no longer has" in message
+    assert "the link onnx of ONNX under ONNX Runtime, 32x32 is of a file that the run no longer has" in message
+    assert "model.32x32.onnx was exported after the verification" in message
     assert "repaconv export --image-size 32 --no-simplify" in after.commands
 
     for line in first.commands[:2]:
@@ -321,9 +321,9 @@ def test_chromium_shows_the_demo_and_the_figures_are_its_own(browse):
     assert run_demo("s12", Path("demo"), 20, quiet=True) == 0
     run = Path("demo/s12")
     looked_at(browse, run)
-    told = json.loads((run / "bench/x86-64.json").read_text())
-    assert seen(run / "report.html").figures["p50.x86-64"] == f"{told['latencies'][0]['p50_ms']:.3f}"
-    assert seen(run / "report.html").figures["ratio.x86-64"] == BenchArtefact.model_validate(told).compared
+    result = json.loads((run / "bench/x86-64.json").read_text())
+    assert seen(run / "report.html").figures["p50.x86-64"] == f"{result['latencies'][0]['p50_ms']:.3f}"
+    assert seen(run / "report.html").figures["ratio.x86-64"] == BenchArtefact.model_validate(result).compared
 
 
 def test_links_of_other_variants_are_counted_and_folded_away(whole):
@@ -370,8 +370,8 @@ def test_a_model_card_has_verification_and_provenance_and_leaves_the_license(rep
     header = yaml.safe_load(text.split("---")[1])
     assert header == {"pipeline_tag": "image-classification", "tags": ["repaconv", "riformer"]}
     folded = rc.report("one", format="json", paper=False).folded
-    for told in (folded.origin.sha256, folded.payload.sha256, "| passed | stored |", "No latency", "## License"):
-        assert told in text
+    for message in (folded.origin.sha256, folded.payload.sha256, "| passed | stored |", "No latency", "## License"):
+        assert message in text
     assert repaconv("report", "one", "--format", "card")[0] == 0  # its own, so it may be written again
     assert repaconv("report", "one", "one", "--format", "card")[0] == 2
     Path("one/README.md").write_text("mine")

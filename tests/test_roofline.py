@@ -102,15 +102,15 @@ def test_the_largest_removable_part_is_what_no_limit_explains():
 
 def recorded(name: str) -> Profile:
     """A profile of a runtime, as it was recorded."""
-    told = json.loads((RECORDED / f"{name}.json").read_text())
-    weights = {node: tuple(map(tuple, shapes)) for node, shapes in told["weights"].items()}
+    result = json.loads((RECORDED / f"{name}.json").read_text())
+    weights = {node: tuple(map(tuple, shapes)) for node, shapes in result["weights"].items()}
     peaks, rates = (
-        tuple(kind.model_validate(each) for each in told[field])
+        tuple(kind.model_validate(each) for each in result[field])
         for kind, field in ((ProductPeak, "peaks"), (Bandwidth, "bandwidth"))
     )
     order = {node: place for place, node in enumerate(weights)}
-    events = events_of(told["kernels"], weights)
-    return profile_of(events, 2, end_to_end_ms=told["end_to_end_ms"], limits=Limits(peaks, rates), order=order)
+    events = events_of(result["kernels"], weights)
+    return profile_of(events, 2, end_to_end_ms=result["end_to_end_ms"], limits=Limits(peaks, rates), order=order)
 
 
 @pytest.mark.parametrize(("name", "precision"), [("onnxruntime", "fp32"), ("openvino", "int8")])

@@ -347,8 +347,8 @@ def changed(model: onnx.ModelProto, node: str, place: int, by: float) -> onnx.Mo
 def test_another_choice_by_rounding_is_no_fault_if_scores_and_what_follows_are_equal(monkeypatch, seed):
     before = choosing(seed)
     after = rewritten(before, FOLDS)[0]
-    told, why = verdict(before, after)
-    assert (told, "FP32 rounding decides what TopK chooses" in why) == ("passed", True)
+    message, why = verdict(before, after)
+    assert (message, "FP32 rounding decides what TopK chooses" in why) == ("passed", True)
     for node, place, by in FAULTS:
         assert verdict(before, changed(after, node, place, by))[0] == "failed"
     # also if float64 had told nothing, neither other scores nor other rows pass as another choice

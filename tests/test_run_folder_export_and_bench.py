@@ -92,11 +92,11 @@ def test_another_fold_names_what_it_removes_and_removes_nothing_else(tiny, repac
     rc.export(onnx="elsewhere.onnx", batch=1)
     (RUN / "notes.txt").write_text("mine")
     torch.save(METHOD.example(TINY, seed=4), tiny)
-    code, _, told = repaconv("fold", tiny, "-q")
+    code, _, message = repaconv("fold", tiny, "-q")
     assert code == 0
     assert {p.name for p in RUN.iterdir()} == {"fold.json", "model.safetensors", "notes.txt"}
     removed = ("export.b1.json", "export.json", "model.onnx")
-    assert told.strip() == f"removed: {', '.join(str(RUN / name) for name in removed)}, made from the previous fold"
+    assert message.strip() == f"removed: {', '.join(str(RUN / name) for name in removed)}, made from the previous fold"
     assert Path("elsewhere.onnx").is_file()
 
 

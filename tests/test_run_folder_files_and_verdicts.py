@@ -27,7 +27,7 @@ from repaconv.stages.shared.target_lookup import load_target
 
 
 def test_a_variants_name_says_what_is_unusual_and_no_two_share_one():
-    told = {
+    result = {
         "": Variant(),
         "int8": Variant(precision="int8"),
         "jetson-nano": Variant(target="jetson-nano"),
@@ -37,9 +37,9 @@ def test_a_variants_name_says_what_is_unusual_and_no_two_share_one():
         "form-official": Variant(form="official"),
         "orin-nano@jp5.1.fp16": Variant(target="orin-nano@jp5.1", precision="fp16"),
     }
-    assert {name: variant.name for name, variant in told.items()} == {name: name for name in told}
-    assert told["int8"].full == "x86-64.int8"
-    assert len({variant.full for variant in told.values()}) == len(told)
+    assert {name: variant.name for name, variant in result.items()} == {name: name for name in result}
+    assert result["int8"].full == "x86-64.int8"
+    assert len({variant.full for variant in result.values()}) == len(result)
     text = Path(rc.__file__).with_name("engines").joinpath("targets", "x86-64.toml").read_text()
     for name in ("a/b", "../a", "a.fp16", ""):
         with pytest.raises(UsageProblem, match="name"):
@@ -52,9 +52,9 @@ def test_a_run_has_several_exports_and_a_stage_takes_its_own(tiny):
     assert (plain.payload.path, board.payload.path) == ("model.onnx", "model.jetson-nano.onnx")
     assert (plain.opset, board.opset) == (20, 13)
     assert rc.build(target="x86-64").onnx_sha256 == plain.payload.sha256
-    with pytest.raises(UsageProblem, match="for arm64 yet; it has x86-64, jetson-nano") as told:
+    with pytest.raises(UsageProblem, match="for arm64 yet; it has x86-64, jetson-nano") as raised:
         rc.estimate(target="arm64")
-    assert told.value.hint == "repaconv export --target arm64"
+    assert raised.value.hint == "repaconv export --target arm64"
     fixed = rc.export(batch=1)
     built = {rc.build(given, target="x86-64").payload.path for given in (RUN, RUN / fixed.payload.path)}
     assert built == {"x86-64.onnx", "x86-64.b1.onnx"}
@@ -80,9 +80,9 @@ def test_of_several_exports_that_fit_none_is_guessed_nor_one_for_another_device_
 
     for batch in (2, 3):
         write(batch, target_sha256(load_target("arm64")))
-    with pytest.raises(UsageProblem, match="several fp32 ONNX models for arm64") as told:
+    with pytest.raises(UsageProblem, match="several fp32 ONNX models for arm64") as raised:
         export_for(run, folded, "arm64")
-    assert told.value.exit_code == 2
+    assert raised.value.exit_code == 2
     assert export_for(run, folded, "arm64", batch=3).artefact.batch == 3
     write(2, "another opset")
     assert export_for(run, folded, "arm64").artefact.batch == 3
@@ -189,11 +189,11 @@ def test_a_failed_verdict_stops_every_later_stage_but_not_what_corrects_it(tiny)
         lambda **go: rc.bundle(target="jetson-nano", count=1, **go),
     )
     for stage in stages:
-        with pytest.raises(GateFailed, match="failed: engine") as told:
+        with pytest.raises(GateFailed, match="failed: engine") as raised:
             stage()
-        assert told.value.code == "verify.failed"
-        assert "Fix it and run `repaconv verify` again" in told.value.hint
-        assert "--allow-unverified" in told.value.hint
+        assert raised.value.code == "verify.failed"
+        assert "Fix it and run `repaconv verify` again" in raised.value.hint
+        assert "--allow-unverified" in raised.value.hint
     for stage in stages[:2]:
         assert stage(allow_unverified=True).unverified == ("verify failed",)
     # What corrects an export reads the fold only, whose links passed.

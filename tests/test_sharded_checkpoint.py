@@ -203,14 +203,14 @@ DAMAGE: dict[str, tuple[Callable[[], Any], str, str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_is_damaged_is_refused_in_a_sentence(big, repaconv, damage):
-    do, error, told = DAMAGE[damage]
+    do, error, message = DAMAGE[damage]
     do()
     Path("net.py").write_text(CODE)
     for command in (("fold", "big"), ("fold", big, "--arch", "net.py:Net"), ("inspect", big)):
         code, out, err = repaconv(*command)
         assert (code, out) == (4, ""), err
         text = " ".join(err.split())
-        assert told in text, command
+        assert message in text, command
         assert f"({error}) hint: " in text, command
     assert not Path("repaconv-out").exists()
 
@@ -219,12 +219,12 @@ def test_what_is_no_state_dict_in_a_part_is_refused(tiny_weights):
     index = save_in_parts(tiny_weights, Path("big"), BIN)
     part = Path("big/pytorch_model-00002-of-00003.bin")
     weights = torch.load(part)
-    for content, told in (
+    for content, message in (
         ({"state_dict": weights}, "has no tensor"),
         ([weights], "has no tensor"),
     ):
         torch.save(content, part)
-        with pytest.raises(Refused, match=told) as caught:
+        with pytest.raises(Refused, match=message) as caught:
             rc.fold(index)
         assert caught.value.code == "checkpoint.part"
 

@@ -44,14 +44,14 @@ class Chain:
         """A command's exit code: 0, or one of ``allowed``, for one of these reasons where it gives one."""
         command = [sys.executable, "-m", "repaconv", *map(str, words), "--format", "json"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        told = f"{' '.join(map(str, words))}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        assert 0 <= done.returncode < 128, told  # else a signal, of this process or of a shell's
-        assert "Traceback" not in done.stderr, told
+        message = f"{' '.join(map(str, words))}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        assert 0 <= done.returncode < 128, message  # else a signal, of this process or of a shell's
+        assert "Traceback" not in done.stderr, message
         reasons = [error["code"] for error in json.loads(done.stdout)["errors"]]
-        assert done.returncode in {0, *(allowed or {})}, told
+        assert done.returncode in {0, *(allowed or {})}, message
         if done.returncode:
-            assert set(reasons) <= (allowed or {})[done.returncode], told
-            assert reasons or done.returncode == INCONCLUSIVE, told
+            assert set(reasons) <= (allowed or {})[done.returncode], message
+            assert reasons or done.returncode == INCONCLUSIVE, message
         self.table.setdefault(row, []).append(" ".join([str(words[0]), str(done.returncode), *reasons]))
         return done.returncode
 

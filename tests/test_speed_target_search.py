@@ -213,9 +213,9 @@ def test_a_race_is_run_and_recorded_and_what_is_not_reached_leaves_nothing(tmp_p
     made = convert(OriginalActivations(plain, torch.from_numpy(images(8))), (1,), ConversionSettings())
     with speed_search(1.5, load_target("x86-64"), plain.reading, Path(), silent) as search:
         found = search.speeds({(1,): (made.reading, "dwconv"), (2,): (plain.reading, "dwconv")})
-        told = search.artefact_fields((1,), "blocks", Path())
+        message = search.artefact_fields((1,), "blocks", Path())
     assert found.keys() == {(1,), (2,)}
-    assert told["speed_target"].reached.median == found[1,] > 0
-    assert [each.blocks for each in told["speed_target"].speed_trials] == [(1,), (2,)]
-    assert Path(told["other_files"][0].path).stat().st_size > 0
+    assert message["speed_target"].reached.median == found[1,] > 0
+    assert [each.blocks for each in message["speed_target"].speed_trials] == [(1,), (2,)]
+    assert Path(message["other_files"][0].path).stat().st_size > 0
     assert not list(Path().glob(".repaconv-work-*"))

@@ -152,7 +152,7 @@ def test_in_python_a_stage_has_its_orders_fields_by_name(stage, order):
 
 
 @pytest.mark.parametrize(
-    ("stage", "given", "told"),
+    ("stage", "given", "message"),
     [
         (rc.deploy, {"target": "x86-64", "rounds": 2}, "rounds=2: must be at least 10."),
         (rc.bench, {"rounds": "many"}, "rounds='many': input should be a valid integer"),
@@ -163,11 +163,11 @@ def test_in_python_a_stage_has_its_orders_fields_by_name(stage, order):
         (rc.tune, {"threads": 0}, "threads=0: must be at least 1."),
     ],
 )
-def test_a_wrong_argument_in_python_is_refused_in_one_sentence(stage, given, told):
+def test_a_wrong_argument_in_python_is_refused_in_one_sentence(stage, given, message):
     with pytest.raises(UsageProblem) as refused:
         stage("net.pth", **given)
-    assert refused.value.message.startswith(told)
-    assert refused.value.hint.startswith(f"{told.partition('=')[0]}: ")
+    assert refused.value.message.startswith(message)
+    assert refused.value.hint.startswith(f"{message.partition('=')[0]}: ")
 
 
 def test_arguments_in_python_may_also_be_text_paths_and_targets(tmp_path):

@@ -114,14 +114,14 @@ def test_a_target_of_the_users_own(tmp_path, tiny, repaconv):
     assert rc.export(target=str(path)).opset == 17
     assert rc.bench(target=str(path), rounds=2).agreement.verdict == "passed"
     assert repaconv("export", "--onnx", "--target", path, "--precision", "int8")[0] == 2
-    for wrong, told in (
+    for wrong, message in (
         (text.replace("opset = 17", "opset = 9"), r"mine\.toml:4:1: opset"),
         (text.replace('["fp32"]', '["fp64"]'), r"mine\.toml:5:1: precisions"),
         (text.replace("rounds = 5\n", ""), r"mine\.toml:7:2: bench\.rounds"),
         (text.replace("opset = 13", "opsets = 13"), r"mine\.toml:13:1: variants\.old\.opsets"),
     ):
         path.write_text(wrong)
-        with pytest.raises(UsageProblem, match=told):
+        with pytest.raises(UsageProblem, match=message):
             from_file(path)
     with pytest.raises(UsageProblem, match="no variant"):
         load_target("orin-nano@jp99")

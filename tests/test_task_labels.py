@@ -166,8 +166,8 @@ def test_labels_that_show_nothing_give_no_accuracy_and_meet_no_budget():
     link = links_of("segment", {"y": SCORES}, {"y": SCORES}, labels=one_class)[-1]
     assert link.task.accuracy is None
     assert "no mean IoU against the labels" in link.note
-    told = LossEvaluation._too_much(SimpleNamespace(allowed=Budget(None, 0.5)), 0.0, link)
-    assert told == "no accuracy could be evaluated with these labels"
+    message = LossEvaluation._too_much(SimpleNamespace(allowed=Budget(None, 0.5)), 0.0, link)
+    assert message == "no accuracy could be evaluated with these labels"
     assert LossEvaluation._too_much(SimpleNamespace(allowed=Budget(0.1, None)), 0.0, link) == ""
     assert not Budget(None, 0.5).allows(0.0, None)
 
@@ -352,8 +352,8 @@ def test_masks_of_painted_instances_count_from_one_and_those_of_scores_from_zero
     assert link.task.accuracy.reference == 1
     with pytest.raises(Refused, match="finds nothing of the labels"):
         links_of("segment", outputs, outputs, labels=[np.where(classes, classes - 1, 255)], about=about)
-    told = (Path(__file__).resolve().parents[1] / "docs" / "tasks.md").read_text()
-    assert "0 where there is none, and the class number plus 1 elsewhere" in told
+    message = (Path(__file__).resolve().parents[1] / "docs" / "tasks.md").read_text()
+    assert "0 where there is none, and the class number plus 1 elsewhere" in message
 
 
 # --- Files of labels, and recipes
@@ -427,6 +427,6 @@ def test_top1_limits_next_to_labels_of_another_task_are_errors_of_the_recipe():
         'checkpoint = "c.onnx"\n[reference]\nsource = "s"\ntop1 = 90.0\n[verify]\ninputs = "x.npz"\nlabels = "l.json"\n'
         "min_top1 = 90.0\n"
     )
-    told = [each.text for each in check_recipe(Path("r.toml")).wrong]
-    assert any("verify.min_top1 would do nothing here" in each for each in told)
-    assert any("reference.top1 would do nothing here" in each for each in told)
+    lines = [each.text for each in check_recipe(Path("r.toml")).wrong]
+    assert any("verify.min_top1 would do nothing here" in each for each in lines)
+    assert any("reference.top1 would do nothing here" in each for each in lines)

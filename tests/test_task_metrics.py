@@ -835,10 +835,10 @@ def test_tune_chooses_within_a_budget_of_the_task(detector, repaconv):
     assert done.link.task.task == "detect"
     assert done.disagreement == done.link.task.disagreement
     assert done.link.task.accuracy.images == done.link.task.images == 24
-    for few, told in ((0.0001, "it takes 1000 to tell whether no more than 0.01%"), (0.002, "it takes 500 to tell")):
+    for few, label in ((0.0001, "it takes 1000 to tell whether no more than 0.01%"), (0.002, "it takes 500 to tell")):
         exact = rc.tune(max_disagreement=few, inputs=detector / "shapes.npz", rewrites=[], measurer=by_int8)
         assert exact.deployment.precision == "fp32"
-        assert f"objects in the validation images, and {told}" in exact.skipped[0]
+        assert f"objects in the validation images, and {label}" in exact.skipped[0]
     data = np.load(detector / "shapes.npz")["input"]
     np.savez("few.npz", input=data[:40])
     with pytest.raises(UsageProblem, match=r"10 images cannot tell whether no more than 50\.00% is lost") as refused:

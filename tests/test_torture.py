@@ -142,16 +142,16 @@ def with_(folder, value: bytes, put=in_zip):
 
 @pytest.mark.parametrize("put", [in_zip, in_legacy])
 @pytest.mark.parametrize(
-    ("family", "told"),
+    ("family", "message"),
     [
         (pickles.alterations, "BUILD on a tensor"),
         (pickles.bombs, "a bytearray by its length"),
         (pickles.tensors, "ten billion by a stride of 0"),
     ],
 )
-def test_a_pickle_alters_no_tensor_and_takes_no_more_than_its_file(tmp_path, put, family, told):
+def test_a_pickle_alters_no_tensor_and_takes_no_more_than_its_file(tmp_path, put, family, message):
     with pytest.raises(Refused, match="the pickle in the file is corrupt"):
-        read_checkpoint(with_(tmp_path, dict(family())[told], put))
+        read_checkpoint(with_(tmp_path, dict(family())[message], put))
 
 
 def test_a_pickle_does_not_alter_what_a_dict_does(tmp_path):
@@ -159,17 +159,17 @@ def test_a_pickle_does_not_alter_what_a_dict_does(tmp_path):
     assert read_checkpoint(with_(tmp_path, value)).record == {"x": {}}
 
 
-@pytest.mark.parametrize("told", ["deep tuples", "a billion laughs"])
-def test_a_key_that_is_hashed_without_end_or_too_deep_is_refused(tmp_path, told):
-    path = in_zip(tmp_path / "c.pth", pickles.under(dict(pickles.keys())[told]))
+@pytest.mark.parametrize("message", ["deep tuples", "a billion laughs"])
+def test_a_key_that_is_hashed_without_end_or_too_deep_is_refused(tmp_path, message):
+    path = in_zip(tmp_path / "c.pth", pickles.under(dict(pickles.keys())[message]))
     with pytest.raises(Refused, match="a tuple of more than"):
         read_checkpoint(path)
 
 
 def test_what_holds_itself_many_times_over_is_read_once(tmp_path):
     bombs = dict(pickles.bombs())
-    for told in ("lists of two thousand in each other", "dicts of 300 in each other"):
-        assert read_checkpoint(with_(tmp_path, bombs[told])).tensors.keys() == {"a.weight"}
+    for label in ("lists of two thousand in each other", "dicts of 300 in each other"):
+        assert read_checkpoint(with_(tmp_path, bombs[label])).tensors.keys() == {"a.weight"}
 
 
 def test_an_object_without_state_is_an_empty_record(tmp_path):
@@ -198,20 +198,20 @@ def test_names_of_a_file_are_letters_on_a_terminal(capsys, kind):
 
 def test_progress_text_is_printed_without_control_characters(capsys):
     terminal.print_message(terminal_escape_records.HOSTILE)
-    with text_and_json_output.progress(quiet=False) as told:
-        told(terminal_escape_records.HOSTILE, 0, 0)
+    with text_and_json_output.progress(quiet=False) as raised:
+        raised(terminal_escape_records.HOSTILE, 0, 0)
     assert capsys.readouterr().err.count("[/x]\\x1b[2J :bug:") == 2
 
 
 @pytest.mark.parametrize(
-    ("family", "told", "code"),
+    ("family", "message", "code"),
     [
         (graphs.external, "weights in '/etc/passwd'", "onnx.external"),
         (graphs.knots, "one output twice", "onnx.invalid"),
     ],
 )
-def test_a_graph_of_which_times_are_estimated_is_sound(tmp_path, family, told, code):
-    (tmp_path / "c.onnx").write_bytes(dict(family())[told].SerializeToString())
+def test_a_graph_of_which_times_are_estimated_is_sound(tmp_path, family, message, code):
+    (tmp_path / "c.onnx").write_bytes(dict(family())[message].SerializeToString())
     with pytest.raises(Refused) as caught:
         rc.estimate(tmp_path / "c.onnx", target="orin-nano", image_size=8)
     assert caught.value.code == code
@@ -224,12 +224,12 @@ def _far(key: str) -> str:
 
 @pytest.mark.parametrize("name", ["riformer", "repvgg", "mobileone"])
 def test_a_block_whose_number_is_immense_is_no_count(tmp_path, name):
-    told = net(name)
-    key = next(key for key in told.weights if "network.0.0." in key or "stage1.0." in key)
-    weights = {**told.weights, _far(key): told.weights[key]}
-    torch.save({**told.whole, "state_dict": weights}, tmp_path / "c.pth")
+    network = net(name)
+    key = next(key for key in network.weights if "network.0.0." in key or "stage1.0." in key)
+    weights = {**network.weights, _far(key): network.weights[key]}
+    torch.save({**network.whole, "state_dict": weights}, tmp_path / "c.pth")
     with pytest.raises(Refused, match="are numbered 0") as caught:
-        rc.fold(tmp_path / "c.pth", out=tmp_path / "run", settings=told.settings)
+        rc.fold(tmp_path / "c.pth", out=tmp_path / "run", settings=network.settings)
     assert caught.value.code == "checkpoint.missing-keys"
 
 
@@ -241,7 +241,7 @@ def test_a_graphs_functions_reach_outside_its_folder_no_more_than_the_graph(tmp_
 
 
 @pytest.mark.parametrize(
-    ("family", "told", "code"),
+    ("family", "message", "code"),
     [
         (graphs.knots, f"a loop of {1 << 62:,} turns", "onnx.endless"),
         (graphs.knots, "no input", "onnx.invalid"),
@@ -249,8 +249,8 @@ def test_a_graphs_functions_reach_outside_its_folder_no_more_than_the_graph(tmp_
         (graphs.external, "weights in 'a\\x00b'", "onnx.external"),
     ],
 )
-def test_a_graph_that_cannot_be_run_is_refused_before_it_is(tmp_path, family, told, code):
-    (tmp_path / "c.onnx").write_bytes(dict(family())[told].SerializeToString())
+def test_a_graph_that_cannot_be_run_is_refused_before_it_is(tmp_path, family, message, code):
+    (tmp_path / "c.onnx").write_bytes(dict(family())[message].SerializeToString())
     with pytest.raises(Refused) as caught:
         rc.fold(tmp_path / "c.onnx", out=tmp_path / "run")
     assert caught.value.code == code
@@ -275,19 +275,19 @@ def test_arrays_of_another_version_of_zip_are_refused(tmp_path):
 
 
 def test_tensors_that_no_net_has_under_a_methods_names_are_refused(tmp_path):
-    told = net("riformer")
+    network = net("riformer")
     torch.save(
-        {**told.whole, "state_dict": {**told.weights, "network.1.proj.weight": torch.ones(3)}}, tmp_path / "c.pth"
+        {**network.whole, "state_dict": {**network.weights, "network.1.proj.weight": torch.ones(3)}}, tmp_path / "c.pth"
     )
     with pytest.raises(Refused):
-        rc.fold(tmp_path / "c.pth", out=tmp_path / "run", settings=told.settings)
+        rc.fold(tmp_path / "c.pth", out=tmp_path / "run", settings=network.settings)
 
 
 @pytest.mark.parametrize(
-    "told", ["memory itself", "a pipe, .pth", "a file without an end", "a name too long", "a name with a zero"]
+    "message", ["memory itself", "a pipe, .pth", "a file without an end", "a name too long", "a name with a zero"]
 )
-def test_what_cannot_be_read_or_never_ends_is_refused_before_it_is_hashed(tmp_path, told):
-    path = dict(containers.places(b""))[told](tmp_path)
+def test_what_cannot_be_read_or_never_ends_is_refused_before_it_is_hashed(tmp_path, message):
+    path = dict(containers.places(b""))[message](tmp_path)
     with pytest.raises(Refused):
         rc.fold(path, out=tmp_path / "run")
     with pytest.raises(Refused):
@@ -295,8 +295,8 @@ def test_what_cannot_be_read_or_never_ends_is_refused_before_it_is_hashed(tmp_pa
 
 
 def test_a_file_that_is_pinned_is_read_only_with_that_hash(tmp_path):
-    told = net("riformer")
-    torch.save(told.whole, tmp_path / "c.pth")
+    network = net("riformer")
+    torch.save(network.whole, tmp_path / "c.pth")
     (tmp_path / "c.onnx").write_bytes(graphs.convolution().SerializeToString())
     for path in (tmp_path / "c.pth", tmp_path / "c.onnx"):
         own = sha256_of(path)
@@ -306,7 +306,7 @@ def test_a_file_that_is_pinned_is_read_only_with_that_hash(tmp_path):
                     refused(path, sha256=wanted)
                 assert caught.value.code == code
         folded = rc.fold(
-            path, out=tmp_path / path.suffix, settings=told.settings if "pth" in path.name else None, sha256=own
+            path, out=tmp_path / path.suffix, settings=network.settings if "pth" in path.name else None, sha256=own
         )
         assert folded.origin.sha256 == own
         assert f"--sha256 {own}" in " ".join(folded.options)
@@ -322,16 +322,16 @@ def test_a_picture_is_no_program_whatever_it_is_called(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "code"),
+    ("message", "code"),
     [
         ("a zip of texts", "inputs.unreadable"),
         ("images of NaN", "inputs.not-finite"),
         ("an output of infinity", "inputs.not-finite"),
     ],
 )
-def test_arrays_that_say_nothing_are_refused(tmp_path, told, code):
+def test_arrays_that_say_nothing_are_refused(tmp_path, message, code):
     (tmp_path / "a.npz").write_bytes(
-        next(content for name, content in crafted_arrays_and_messages.arrays() if name == told)
+        next(content for name, content in crafted_arrays_and_messages.arrays() if name == message)
     )
     with pytest.raises(Refused) as caught:
         npz_inputs(tmp_path / "a.npz", 3, 5)
@@ -351,14 +351,14 @@ def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("change", ["bool", "negative", "float64", "beyond"])
 def test_pairs_of_tokens_without_a_row_are_refused(tmp_path, change):
-    told = net("repavit-swin")
-    key = next(key for key in told.weights if key.endswith("relative_position_index"))
-    index = told.weights[key]
+    network = net("repavit-swin")
+    key = next(key for key in network.weights if key.endswith("relative_position_index"))
+    index = network.weights[key]
     changed = {"bool": index.bool(), "float64": index.double(), "negative": -index, "beyond": index + 9}
-    weights = {**told.weights, key: changed[change]}
-    torch.save({**told.whole, "state_dict": weights}, tmp_path / "c.pth")
+    weights = {**network.weights, key: changed[change]}
+    torch.save({**network.whole, "state_dict": weights}, tmp_path / "c.pth")
     with pytest.raises(Refused) as caught:
-        rc.fold(tmp_path / "c.pth", out=tmp_path / "run", settings=told.settings)
+        rc.fold(tmp_path / "c.pth", out=tmp_path / "run", settings=network.settings)
     assert caught.value.code in ("checkpoint.dtype", "checkpoint.index")
 
 

@@ -284,8 +284,8 @@ def test_without_time_for_a_search_the_most_promising_is_compared_with_the_basel
 def saved(name: str, seed: int) -> Path:
     method = plugins.load(plugins.METHODS, "repavit")
     sizes = Example("plain", (1,), (24,), (3,), image_size=32, patch=8, classes=5)
-    told = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=32)
-    torch.save({"model": method.example(sizes, seed=seed), "args": told}, path := Path(name))
+    message = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=32)
+    torch.save({"model": method.example(sizes, seed=seed), "args": message}, path := Path(name))
     return path
 
 
@@ -549,8 +549,8 @@ def test_an_answer_is_of_its_question(monkeypatch):
 
     def asked(name="first.pth", where="there", **more):
         calls.clear()
-        told = {"settings": SET, "measurer": measurer, "where": where, "rewrites": THREE}
-        return package.tune(Path(name), **told, **more), list(calls)
+        result = {"settings": SET, "measurer": measurer, "where": where, "rewrites": THREE}
+        return package.tune(Path(name), **result, **more), list(calls)
 
     saved("first.pth", 1)
     saved("second.pth", 2)
@@ -640,8 +640,8 @@ def test_lower_precision_is_lossy_evaluated_on_images_and_kept_within_what_is_al
     with pytest.raises(Refused, match="evaluated with other weights"):
         package.export("repaconv-out/second", preset=loose.output_files[0])
     assert other.shapes == folded.shapes
-    for least, told in ((0.02, "cannot tell"), (-1.0, "is -1"), (math.inf, "is inf")):
-        with pytest.raises(UsageProblem, match=told):
+    for least, message in ((0.02, "cannot tell"), (-1.0, "is -1"), (math.inf, "is inf")):
+        with pytest.raises(UsageProblem, match=message):
             package.tune(ckpt, settings=SET, max_disagreement=least, inputs="images.npz", rewrites=THREE)
     with pytest.raises(UsageProblem, match="--max-disagreement is 2"):  # before it asks for images
         package.tune("repaconv-out/second", max_disagreement=2.0)
@@ -672,8 +672,11 @@ def test_lower_precision_may_be_held_to_accuracy_where_images_have_labels(repaco
     assert lost.link.accuracy.reference > 0.9
     assert (kept.allowed_accuracy_drop, kept.allowed_disagreement) == (0.04, None)
     assert "accuracy" not in int8_of(tuned("wrong.npz")).description
-    for inputs, told in (("bare.npz", "have no labels"), ("some.npz", "cannot tell whether no more than 4.00% fewer")):
-        with pytest.raises(UsageProblem, match=told):
+    for inputs, message in (
+        ("bare.npz", "have no labels"),
+        ("some.npz", "cannot tell whether no more than 4.00% fewer"),
+    ):
+        with pytest.raises(UsageProblem, match=message):
             tuned(inputs)
     link = package.export("run", precision="int8", inputs="right.npz", allow_unverified=True).links[-1]
     assert (link.verdict, link.accuracy.reference > 0.9) == ("failed", True)
@@ -828,11 +831,11 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
     ]
 
     class Judged:
-        def __init__(self, told):
-            self.told = told
+        def __init__(self, description):
+            self.description = description
 
         def final_loss(self, _way):
-            return accuracy_loss.Loss(0.01, None, self.told)
+            return accuracy_loss.Loss(0.01, None, self.description)
 
     assert accuracy_loss.final_rows(rows, Judged(""), exact) == (rows, accuracy_loss.Loss(0.01, None, ""))
     held, loss = accuracy_loss.final_rows(rows, Judged("too much"), exact)
@@ -938,12 +941,15 @@ def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
     branches = plugins.load(plugins.METHODS, "nondeep").example("tiny", seed=1)
     torch.save({"state_dict": branches, "meta": example_meta()}, "branches.pth")
     assert package.fold("branches.pth", preset="official").rewrites == ("scores-as-matrix",)
-    for form, told in (("quickest", "neither a rewrite preset nor a file"), ("fastest-known", "no result of `tune`")):
+    for form, message in (
+        ("quickest", "neither a rewrite preset nor a file"),
+        ("fastest-known", "no result of `tune`"),
+    ):
         code, _, err = repaconv("fold", ckpt, *HEADS, "--preset", form)
         assert code == 2
-        assert told in err
+        assert message in err
         assert f"repaconv export --preset {form}" in err  # where it moves
-        with pytest.raises(UsageProblem, match=told):
+        with pytest.raises(UsageProblem, match=message):
             package.export("repaconv-out/branches", preset=form)
     usual, official = package.export("repaconv-out/branches"), package.export("repaconv-out/branches", preset="default")
     assert (usual.preset, usual.variant, official.preset) == ("official", "form-official", "default")
@@ -1036,33 +1042,33 @@ def test_of_a_preset_the_rewrites_are_left_out_that_are_wrong_on_this_graph(tmp_
         spec = GraphSpec((32, 32), opset=18, rewrites=rewrites, simplifiers=())
         ways = Proving("net", spec, {}, tmp_path, lambda *_: None)
         made = exported_graph(ways, net, net.state_dict(), (3, 32, 32), output="logits")
-        told = [(link.verdict, link.note) for link in made.links if link.name == "form"]
-        return [change.rewrite for change in made.changes], told
+        lines = [(link.verdict, link.note) for link in made.links if link.name == "form"]
+        return [change.rewrite for change in made.changes], lines
 
     torch.manual_seed(0)
     net = MetaFormer(TINY, final_affine=False).eval()
     one, two, three = (scaled(by, name) for by, name in ((1.0, "one"), (2.0, "two"), (3.0, "three")))
     fails = Rewrite("broken", "never", broken)
-    changes, told = exported(one, two, scaled(1.0, "also"))
+    changes, lines = exported(one, two, scaled(1.0, "also"))
     assert changes == ["one", "also"]
-    assert [verdict for verdict, _ in told] == ["failed", "passed"]
-    assert told[0][1].endswith("two was left out")
+    assert [verdict for verdict, _ in lines] == ["failed", "passed"]
+    assert lines[0][1].endswith("two was left out")
     for order in ((fails, two, one, three), (three, two, one, fails)):
-        changes, told = exported(*order)
+        changes, lines = exported(*order)
         assert changes == ["one"]
-        assert dict(told[:3]).keys() == {"failed", "not verified"}
-        assert told[3][0] == "passed"
-        why = {note.rpartition("; ")[2]: note for _, note in told[:3]}
+        assert dict(lines[:3]).keys() == {"failed", "not verified"}
+        assert lines[3][0] == "passed"
+        why = {note.rpartition("; ")[2]: note for _, note in lines[:3]}
         assert list(why) == [f"{rewrite.name} was left out" for rewrite in order if rewrite is not one]
         assert ["not this graph" in why[f"{name} was left out"] for name in ("broken", "two", "three")] == [1, 0, 0]
-    changes, told = exported(*(scaled(2.0 + n, f"by-{n}") for n in range(5)))
+    changes, lines = exported(*(scaled(2.0 + n, f"by-{n}") for n in range(5)))
     assert changes == []
-    assert [verdict for verdict, _ in told] == ["failed"] * 4
-    assert told[2][1].endswith("by-2 was left out")
-    assert told[3][1].endswith("the rewritten graph was discarded; the exported one was written")
-    changes, told = exported(two)
+    assert [verdict for verdict, _ in lines] == ["failed"] * 4
+    assert lines[2][1].endswith("by-2 was left out")
+    assert lines[3][1].endswith("the rewritten graph was discarded; the exported one was written")
+    changes, lines = exported(two)
     assert changes == []
-    assert [verdict for verdict, _ in told] == ["failed"]
+    assert [verdict for verdict, _ in lines] == ["failed"]
 
 
 def test_the_page_of_forms_is_of_the_rewrites_that_there_are():
@@ -1186,8 +1192,8 @@ def test_int8_of_another_quantizer_is_tried_where_it_is_worth_it_and_exported_as
     monkeypatch.setattr("repaconv.onnx_export.nncf_quantization.find_spec", lambda _name: None)
     without = package.tune(**asked, rerun=True)
     assert {row.deployment.quantizer for row in without.candidates} == {"", "onnxruntime-symmetric"}
-    told = "NNCF is not installed. pip install 'repaconv[quantize]'"
-    assert without.skipped == (f"nncf: {told}", f"nncf-symmetric: {told}")
+    message = "NNCF is not installed. pip install 'repaconv[quantize]'"
+    assert without.skipped == (f"nncf: {message}", f"nncf-symmetric: {message}")
 
 
 def test_throughput_tries_a_stream_for_every_core_and_larger_batches_against_one_call_on_all_of_them():

@@ -40,9 +40,9 @@ def test_weights_from_outside_the_folder_are_refused(place, tmp_path, repaconv):
     (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
     path = folder / "model.onnx"
     path.write_bytes(graph_with_weights_in(place).SerializeToString())
-    with pytest.raises(Refused, match="outside its folder") as told:
+    with pytest.raises(Refused, match="outside its folder") as raised:
         load_onnx(path)
-    assert told.value.code == "onnx.external"
+    assert raised.value.code == "onnx.external"
     assert repaconv("bench", path)[0] == 4
     seen = rc.inspect_file(path)
     assert "outside its folder" in seen.problems[0]
@@ -106,14 +106,14 @@ def test_what_no_machine_can_measure_is_refused_at_once(tmp_path, repaconv):
     path = small_graphs.saved("net.onnx", nodes, weights, *ends)
     for name in ("net.pth", "net.ckpt"):
         torch.save({}, name)
-    for words, ends_with, told in (
+    for words, ends_with, message in (
         (("--batch", "99999999999"), 3, "not enough memory"),
         (("--threads", "100000"), 2, "100000 threads per inference are far more than the"),
         (("--against", "net.pth"), 4, "net.pth is a checkpoint, and bench measures ONNX models"),
         (("--against", "net.ckpt"), 4, "net.ckpt is a checkpoint, and bench measures ONNX models"),
     ):
         code, _, said = repaconv("bench", path, "--rounds", "2", *words)
-        assert (code, told in said) == (ends_with, True), said
+        assert (code, message in said) == (ends_with, True), said
 
 
 @pytest.mark.parametrize(
@@ -248,9 +248,9 @@ def test_an_engine_is_recognized_by_its_bytes_and_not_loaded(tiny):
     rc.export(target="rtx-40", image_size=32)
     rc.build(target="rtx-40")
     seen = rc.inspect_file("repaconv-out/tiny/build/rtx-40.32x32.engine")
-    told = {fact.name: fact.value for fact in seen.facts}
-    assert (seen.kind, told["built by"], told["target"]) == ("TensorRT-RTX engine", "1.7.1.116", "rtx-40")
-    assert "runs code" in told["caution"]
+    result = {fact.name: fact.value for fact in seen.facts}
+    assert (seen.kind, result["built by"], result["target"]) == ("TensorRT-RTX engine", "1.7.1.116", "rtx-40")
+    assert "runs code" in result["caution"]
 
 
 def test_what_is_no_engine_and_no_graph(tmp_path, repaconv):

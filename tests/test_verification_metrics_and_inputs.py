@@ -262,15 +262,15 @@ def test_lossy_links_see_scale_offset_and_a_single_logit(name):
         ),
         "a single logit": (100 * one * random.random((64, 1)), one, True),
     }
-    for told, (candidate, reference, logits) in wrong.items():
+    for label, (candidate, reference, logits) in wrong.items():
         allowed = tolerance(name, logits=logits)
         assert (
             link_between(name, ("a", reference), ("b", candidate), logits=logits, tolerance=allowed).verdict == "failed"
-        ), told
+        ), label
         near = reference * (1 + 1e-3 * random.standard_normal(reference.shape) / np.abs(reference).max())
         assert (
             link_between(name, ("a", reference), ("b", near), logits=logits, tolerance=allowed).verdict == "passed"
-        ), told
+        ), label
 
 
 def test_an_output_that_is_the_same_for_all_images_shows_nothing():
@@ -416,7 +416,7 @@ def test_folders_that_are_not_surely_classes(folders, classes, code, tmp_path):
         assert named.piece(0, len(folders)).labels.tolist() == [int(name) for name in files]
 
 
-def told(args=None, steps=None, **settings):
+def preprocessing(args=None, steps=None, **settings):
     config = {"test_pipeline": steps, "data_preprocessor": {"mean": [1.0], "std": [2.0]}} if steps else {}
     found = preprocessing_of({"args": args or {}}, config, SettingsReader(settings))
     return found.image_size, found.resize_edge, found.keep_ratio, found.interpolation, found.source
@@ -425,24 +425,32 @@ def told(args=None, steps=None, **settings):
 def test_what_the_file_says_of_its_evaluation_is_taken_or_named():
     usual, crop = "ImageNet's, as in the official configuration", {"type": "CenterCrop", "crop_size": 224}
     rest, config = f"else {usual}", "meta.cfg: mean, std, channel_order"
-    assert told() == ((224, 224), 256, True, "bicubic", f"{usual}; not in the file")
-    assert told({"input_size": 224, "eval_crop_ratio": 1.0})[1:] == (224, True, "bicubic", f"args: resize_edge; {rest}")
-    assert told({"input_size": 32, "eval_crop_ratio": 0.5})[:2] == ((32, 32), None)  # DeiT resizes no small images
-    assert told({"input_size": [3, 256, 128]})[0] == told({"img_size": [256, 128]})[0] == (256, 128)
-    assert told({"img_size": "big", "interpolation": "random"})[-1] == (
+    assert preprocessing() == ((224, 224), 256, True, "bicubic", f"{usual}; not in the file")
+    assert preprocessing({"input_size": 224, "eval_crop_ratio": 1.0})[1:] == (
+        224,
+        True,
+        "bicubic",
+        f"args: resize_edge; {rest}",
+    )
+    assert preprocessing({"input_size": 32, "eval_crop_ratio": 0.5})[:2] == (
+        (32, 32),
+        None,
+    )  # DeiT resizes no small images
+    assert preprocessing({"input_size": [3, 256, 128]})[0] == preprocessing({"img_size": [256, 128]})[0] == (256, 128)
+    assert preprocessing({"img_size": "big", "interpolation": "random"})[-1] == (
         f"{usual}; not taken from args: img_size=big, interpolation=random"
     )
     pyra = {"input_size": 64, "direct_resize": True, "inception": True}
-    assert told(pyra)[1:] == (64, False, "bicubic", "args: mean, std, resize_edge, keep_ratio")
-    assert told({"img_size": 64, "crop_mode": "squash", "crop_pct": 0.5})[1:3] == (128, False)
+    assert preprocessing(pyra)[1:] == (64, False, "bicubic", "args: mean, std, resize_edge, keep_ratio")
+    assert preprocessing({"img_size": 64, "crop_mode": "squash", "crop_pct": 0.5})[1:3] == (128, False)
     edge = {"type": "ResizeEdge", "scale": 248, "edge": "short", "backend": "pillow", "interpolation": "bicubic"}
     whole = ((224, 224), 248, True, "bicubic", f"{config}, resize_edge, interpolation")
-    assert told(steps=[{"type": "LoadImageFromFile"}, edge, crop, {"type": "PackInputs"}]) == whole
+    assert preprocessing(steps=[{"type": "LoadImageFromFile"}, edge, crop, {"type": "PackInputs"}]) == whole
     exact = {"type": "Resize", "scale": [256, 256], "backend": "pillow"}  # both edges, as mmcv does
-    assert told(steps=[exact, crop])[:4] == ((224, 224), 256, False, "bilinear")
-    assert told(steps=[{**exact, "scale": [128, 256]}])[:4] == ((256, 128), None, False, "bilinear")
-    assert told(steps=[exact, crop], keep_ratio="yes")[2] is True
-    assert told(steps=[crop, {"type": "Normalize", "mean": [0], "std": [1]}])[-1] == (
+    assert preprocessing(steps=[exact, crop])[:4] == ((224, 224), 256, False, "bilinear")
+    assert preprocessing(steps=[{**exact, "scale": [128, 256]}])[:4] == ((256, 128), None, False, "bilinear")
+    assert preprocessing(steps=[exact, crop], keep_ratio="yes")[2] is True
+    assert preprocessing(steps=[crop, {"type": "Normalize", "mean": [0], "std": [1]}])[-1] == (
         f"{config}; {rest}; not taken from meta.cfg: Normalize(mean=[0], std=[1])"
     )
     for step in (
@@ -451,8 +459,10 @@ def test_what_the_file_says_of_its_evaluation_is_taken_or_named():
         {**edge, "edge": "long"},
         {**crop, "auto_pad": True},
     ):
-        assert f"not taken from meta.cfg: {step['type']}(" in told(steps=[step])[-1]
-    assert "not taken from meta.cfg: backend=cv2" in told(steps=[{"type": "ResizeEdge", "scale": 256}, crop])[-1]
+        assert f"not taken from meta.cfg: {step['type']}(" in preprocessing(steps=[step])[-1]
+    assert (
+        "not taken from meta.cfg: backend=cv2" in preprocessing(steps=[{"type": "ResizeEdge", "scale": 256}, crop])[-1]
+    )
 
 
 def test_images_and_their_labels(tmp_path):
@@ -736,10 +746,10 @@ def test_every_output_is_counted_where_several_become_one_link():
     same = "the output changes too little between the inputs for an error to show"
     assert outputs_joined(links).note == f"2 of 4 outputs passed, 2 not verified ({same})"
     links = [*links, one("u", "rounding_too_large", "9 of 9"), one("t", "exceeds_tolerance", "off")]
-    told = outputs_joined(links)
-    assert (told.verdict, told.reason) == ("failed", "exceeds_tolerance")
+    message = outputs_joined(links)
+    assert (message.verdict, message.reason) == ("failed", "exceeds_tolerance")
     why = f"2: {same}, 1: rounding alone moves it so far that a comparison shows nothing"
-    assert told.note == f"2 of 6 outputs passed, 1 failed, 3 not verified ({why}); off"
+    assert message.note == f"2 of 6 outputs passed, 1 failed, 3 not verified ({why}); off"
     assert outputs_joined(links[:2]).note == "2 of 2 outputs passed"
 
 

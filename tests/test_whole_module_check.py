@@ -320,8 +320,8 @@ def test_what_shows_on_other_values_than_standard_normal_ones_is_not_folded_thro
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 8), Between(BETWEEN[how]), nn.LayerNorm(8)).eval()
     if how == "nothing":
-        part, told = rows(rc.fold(net))[0]
-        assert (part, told.partition("(")[0]) == ("1", "layers in parallel -> Linear")
+        part, message = rows(rc.fold(net))[0]
+        assert (part, message.partition("(")[0]) == ("1", "layers in parallel -> Linear")
     else:
         assert rows(rc.fold(net)) == []
 

@@ -372,8 +372,10 @@ def show(net: Net, seed: int = 0) -> Iterator[str]:
     one, best = replayed(net, seed), net.best()
     for each in one.simulation.measured:
         switched = set(each.rewrites) ^ set(net.starts[each.runtime, each.precision, each.quantizer])
-        told = f"{each.runtime} {each.precision} {each.quantizer} {' '.join(each.settings)}, {len(switched)} switched"
-        yield f"{told:90} {math.exp(net.gain(each) - best):.3f} of the best"
+        message = (
+            f"{each.runtime} {each.precision} {each.quantizer} {' '.join(each.settings)}, {len(switched)} switched"
+        )
+        yield f"{message:90} {math.exp(net.gain(each) - best):.3f} of the best"
     yield f"lost {one.lost:.3f}, {one.seconds:.0f} of {net.budget_s:.0f} s"
 
 

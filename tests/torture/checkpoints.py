@@ -25,9 +25,9 @@ QUICK = ("repavit-mixer", "riformer", "dwconv", "nondeep")
 """Nets that fold in a tenth of a second."""
 
 
-def both(path: Path, told: Net | None = None) -> str:
+def both(path: Path, network: Net | None = None) -> str:
     """What `inspect` and `fold` do with it, one behind the other; both must say the same of whether it can be read."""
-    settings = told.settings if told else {}
+    settings = network.settings if network else {}
     try:
         repaconv.inspect(path, settings=settings)
     except Refused:
@@ -41,10 +41,10 @@ def both(path: Path, told: Net | None = None) -> str:
 
 def hostile() -> Iterator[Case]:
     """Every hostile pickle in every container."""
-    for told, content in pickles.corpus():
+    for label, content in pickles.corpus():
         for container, put in containers.CONTAINERS.items():
             make = partial(_put, put, content)
-            yield Case("hostile pickles", f"{container}: {told}", make, both)
+            yield Case("hostile pickles", f"{container}: {label}", make, both)
 
 
 def _put(put: Callable[[Path, bytes], Path], content: bytes, folder: Path) -> Path:
@@ -54,13 +54,13 @@ def _put(put: Callable[[Path, bytes], Path], content: bytes, folder: Path) -> Pa
 # --- files --------------------------------------------------------------------------------------------------
 
 
-def in_container(container: str, told: Net) -> bytes:
+def in_container(container: str, network: Net) -> bytes:
     """A sound file."""
     out = io.BytesIO()
     if container == "safetensors":
-        return save({name: value.contiguous() for name, value in told.weights.items()}, {"epoch": "3"})
+        return save({name: value.contiguous() for name, value in network.weights.items()}, {"epoch": "3"})
     torch.serialization.set_crc32_options(container != "without")
-    torch.save(told.whole, out, _use_new_zipfile_serialization=container != "legacy")
+    torch.save(network.whole, out, _use_new_zipfile_serialization=container != "legacy")
     torch.serialization.set_crc32_options(True)
     if container != "packed":
         return out.getvalue()
@@ -73,8 +73,8 @@ def in_container(container: str, told: Net) -> bytes:
 
 def strange() -> Iterator[Case]:
     """Containers opened and sewn up again, tars, and what is no file."""
-    told = net("repavit-mixer")
-    whole = in_container("zip", told)
+    network = net("repavit-mixer")
+    whole = in_container("zip", network)
     for kind, each in (
         ("zip surgery", containers.surgery(whole)),
         ("zip surgery", containers.crowds(whole)),
@@ -83,7 +83,7 @@ def strange() -> Iterator[Case]:
     ):
         for name, make in each:
             read = both if kind == "what is no file" else partial(compared, silent=False)
-            yield Case(kind, name, make, partial(read, told=told))
+            yield Case(kind, name, make, partial(read, network=network))
 
 
 # --- damage --------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def damaged(count: int, seed: int) -> Iterator[Case]:
         change = rng.choice(file_damage.DAMAGES)
         times, own = rng.choice([1, 1, 1, 2, 5]), rng.randrange(1 << 60)
         make = partial(_damaged, files[container, name], change, times, own)
-        read = partial(compared, told=net(name), silent=container in CHECKED)
+        read = partial(compared, network=net(name), silent=container in CHECKED)
         yield Case("damaged checkpoints", f"{seed}.{number} {name} in {container}: {change.__name__}", make, read)
 
 
@@ -111,25 +111,27 @@ def _damaged(whole: bytes, change: file_damage.Damage, times: int, seed: int, fo
     return folder / "c.pth"
 
 
-def compared(path: Path, told: Net, silent: bool) -> str:
+def compared(path: Path, network: Net, silent: bool) -> str:
     """The same weights as were saved; other ones may be had only of a container that has no checksums."""
     found = dict(read_checkpoint(path).tensors)
-    whole = file_damage.same(found, {name: value for name, value in told.weights.items() if "num_batches" not in name})
-    whole = whole or file_damage.same(found, _as_read(told))
+    whole = file_damage.same(
+        found, {name: value for name, value in network.weights.items() if "num_batches" not in name}
+    )
+    whole = whole or file_damage.same(found, _as_read(network))
     if whole:
-        repaconv.inspect(path, settings=told.settings)
+        repaconv.inspect(path, settings=network.settings)
         return "the same"
-    both(path, told)
+    both(path, network)
     assert not silent, "other weights, folded without a word"
     return "other"
 
 
-def _as_read(told: Net) -> dict[str, torch.Tensor]:
+def _as_read(network: Net) -> dict[str, torch.Tensor]:
     """Under the names that a reader gives them."""
     from repaconv.checkpoints.checkpoint_reader import _strip_wrappers
 
-    names, _ = _strip_wrappers(list(told.weights))
-    return {short: told.weights[full] for short, full in names.items()}
+    names, _ = _strip_wrappers(list(network.weights))
+    return {short: network.weights[full] for short, full in names.items()}
 
 
 # --- weights ------------------------------------------------------------------------------------------------
@@ -226,15 +228,15 @@ def other_weights(count: int, seed: int) -> Iterator[Case]:
         name = rng.choice(names)
         planned = [rng.choice(changes) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
         make = partial(_changed, name, tuple(planned), rng.randrange(1 << 60))
-        read = partial(both, told=net(name))
+        read = partial(both, network=net(name))
         yield Case("other weights", f"{seed}.{number} {name}: {', '.join(planned)}", make, read)
 
 
 def _changed(name: str, planned: tuple[str, ...], seed: int, folder: Path) -> Path:
-    told, rng = net(name), random.Random(seed)
-    weights: dict[str, Any] = dict(told.weights)
+    network, rng = net(name), random.Random(seed)
+    weights: dict[str, Any] = dict(network.weights)
     for change in planned:
         tensors = [key for key, value in sorted(weights.items(), key=str) if isinstance(value, torch.Tensor)]
         CHANGES[change](weights, rng.choice([key for key in tensors if isinstance(key, str)]), rng)
-    torch.save({**told.whole, "state_dict": weights}, folder / "c.pth")
+    torch.save({**network.whole, "state_dict": weights}, folder / "c.pth")
     return folder / "c.pth"

@@ -73,9 +73,9 @@ def traced(net: Path, at: Path) -> tuple[list[tuple[str, int]], str]:
 
     threading.settrace(call)
     sys.settrace(call)
-    told = mutation_test_networks.run(net, at)
+    message = mutation_test_networks.run(net, at)
     sys.settrace(None)
-    return sorted((str(Path(file).relative_to(HOUSE)), number) for file, number in seen), told
+    return sorted((str(Path(file).relative_to(HOUSE)), number) for file, number in seen), message
 
 
 def prepared(at: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -95,18 +95,18 @@ def prepared(at: Path) -> tuple[dict[str, Any], dict[str, str]]:
     for net in sorted(path.parent for path in networks.glob("*/known.pt")):
         if not (net / "lines.json").is_file():
             with tempfile.TemporaryDirectory() as scratch:
-                told = in_a_child(partial(traced, net, Path(scratch)), 300)
+                outcome = in_a_child(partial(traced, net, Path(scratch)), 300)
                 off = (
                     in_a_child(partial(mutation_test_networks.wrong, net, Path(scratch)))
-                    if isinstance(told, list)
-                    else told
+                    if isinstance(outcome, list)
+                    else outcome
                 )
             sound = isinstance(off, list)
             sys.stdout.write(
-                f"{net.name}: {f'{len(told[0])} lines, off by {off[1]:.2g}, {off[0]}' if sound else off}\n"
+                f"{net.name}: {f'{len(outcome[0])} lines, off by {off[1]:.2g}, {off[0]}' if sound else off}\n"
             )
             sys.stdout.flush()
-            known = {"lines": told[0], "written": told[1], "off": off[1]} if sound and off[1] < 1 else None
+            known = {"lines": outcome[0], "written": outcome[1], "off": off[1]} if sound and off[1] < 1 else None
             (net / "lines.json").write_text(json.dumps(known))
         if known := json.loads((net / "lines.json").read_text()):
             found[net.name] = known

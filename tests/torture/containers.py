@@ -66,8 +66,8 @@ def surgery(whole: bytes) -> Iterator[tuple[str, Make]]:
 
         return make
 
-    for told, kind in (("deflated", zipfile.ZIP_DEFLATED), ("bzip2", zipfile.ZIP_BZIP2), ("lzma", zipfile.ZIP_LZMA)):
-        yield f"packed, {told}", again(kind)
+    for label, kind in (("deflated", zipfile.ZIP_DEFLATED), ("bzip2", zipfile.ZIP_BZIP2), ("lzma", zipfile.ZIP_LZMA)):
+        yield f"packed, {label}", again(kind)
     yield "a byteorder of nonsense", again(byteorder=b"sideways")
     yield "a big-endian byteorder", again(byteorder=b"big")
     yield "an empty pickle", again(**{"data.pkl": b""})
@@ -142,16 +142,16 @@ def crowds(whole: bytes) -> Iterator[tuple[str, Make]]:
             path = folder / "c.pth"
             path.write_bytes(whole)
             with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as out:
-                for told, content in more:
-                    out.writestr(told, content)
+                for label, content in more:
+                    out.writestr(label, content)
             return path
 
         return make
 
     with zipfile.ZipFile(io.BytesIO(whole)) as read:
         names = read.namelist()
-    for told in names[:3]:
-        yield f"{told} twice", adding((told, b"other"))
+    for label in names[:3]:
+        yield f"{label} twice", adding((label, b"other"))
     yield "a path upwards", adding(("../../../../tmp/escaped", b"x"))
     yield "an absolute path", adding(("/tmp/escaped", b"x"))
     yield "a second pickle", adding(("other/data.pkl", state_dict_with(b"N")))
@@ -176,8 +176,8 @@ def tars() -> Iterator[tuple[str, Make]]:
 
         return make
 
-    def member(told: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.TarInfo:
-        info = tarfile.TarInfo(told)
+    def member(label: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.TarInfo:
+        info = tarfile.TarInfo(label)
         info.type, info.linkname = kind, to
         return info
 
@@ -206,7 +206,7 @@ def tars() -> Iterator[tuple[str, Make]]:
     for dims in (-1, 1 << 20, (1 << 31) - 1):
         tensors = p(1) + p((7, 3, torch.FloatTensor)) + struct.pack("<ii", dims, 0) + bytes(40)
         yield f"a tensor of {dims} axes", tar((member("storages"), sound), (member("tensors"), tensors), rest[1])
-    for told, info in (
+    for label, info in (
         ("a link out", member("storages", tarfile.SYMTYPE, "/etc/passwd")),
         ("a hard link out", member("storages", tarfile.LNKTYPE, "/etc/passwd")),
         ("a device", member("storages", tarfile.CHRTYPE)),
@@ -214,16 +214,16 @@ def tars() -> Iterator[tuple[str, Make]]:
         ("a folder", member("storages", tarfile.DIRTYPE)),
         ("a path upwards", member("../../storages")),
     ):
-        yield told, tar((info, b""), *rest)
+        yield label, tar((info, b""), *rest)
 
 
 def places(whole: bytes) -> Iterator[tuple[str, Make]]:
     """What stands where a file is expected, and files of strange names."""
 
-    def making(act: Callable[[Path], object], told: str = "c.pth") -> Make:
+    def making(act: Callable[[Path], object], label: str = "c.pth") -> Make:
         def make(folder: Path) -> Path:
-            act(folder / told)
-            return folder / told
+            act(folder / label)
+            return folder / label
 
         return make
 
@@ -248,7 +248,7 @@ def places(whole: bytes) -> Iterator[tuple[str, Make]]:
     yield "a file of the system", making(lambda path: path.symlink_to("/proc/self/maps"))
     yield "memory itself", making(lambda path: path.symlink_to("/proc/self/mem"))
     yield "a file without an end", making(lambda path: path.write_bytes(b"PK\3\4") and os.truncate(path, 1 << 40))
-    for told in (
+    for label in (
         "a\nb.pth",
         "a b'c\"d.pth",
         "-o.pth",
@@ -257,7 +257,7 @@ def places(whole: bytes) -> Iterator[tuple[str, Make]]:
         "\udcff\udcfe.pth",
         "x" * 250,
     ):
-        yield f"a name: {told!a}", making(lambda path: path.write_bytes(whole), told)
+        yield f"a name: {label!a}", making(lambda path: path.write_bytes(whole), label)
     yield "a name too long", lambda folder: folder / ("x" * 300)
     yield "a name with a zero", lambda folder: folder / "a\0b.pth"
     yield "no name", lambda folder: Path()

@@ -66,11 +66,11 @@ def arrays() -> Iterator[tuple[str, bytes]]:
     yield "what runs, beside images", _npz(input=SOUND, extra=np.array([Runs()], dtype=object))
     yield "what runs, as labels", _npz(input=SOUND, labels=np.array([Runs(), Runs()], dtype=object))
     yield "a pickle in place of an array", _zipped({"input.npy": b"\x80\x04cos\nsystem\n(Vtouch it-ran\ntR."})
-    for told, value in (("NaN", np.nan), ("infinity", np.inf)):
-        yield f"images of {told}", _npz(input=np.full_like(SOUND, value))
-        yield f"an output of {told}", _npz(input=SOUND, output=np.full((2, 5), value))
-    for told in ("float16", "int8", "bool", "complex64", "U3", "S3", "M8[s]", "V4", ">f4"):
-        yield f"images of {told}", _npz(input=np.zeros((2, 3, 8, 8), told))
+    for label, value in (("NaN", np.nan), ("infinity", np.inf)):
+        yield f"images of {label}", _npz(input=np.full_like(SOUND, value))
+        yield f"an output of {label}", _npz(input=SOUND, output=np.full((2, 5), value))
+    for label in ("float16", "int8", "bool", "complex64", "U3", "S3", "M8[s]", "V4", ">f4"):
+        yield f"images of {label}", _npz(input=np.zeros((2, 3, 8, 8), label))
     yield "a record of fields", _npz(input=np.zeros((2, 3, 8, 8), [("a", "f4"), ("b", "O")]))
     for shape in ((0, 3, 8, 8), (2, 3, 8), (2, 4, 8, 8), (2, 3, 8, 8, 1), (), (2, 3, 0, 8)):
         yield f"images of shape {shape}", _npz(input=np.zeros(shape, np.float32))
@@ -85,14 +85,14 @@ def arrays() -> Iterator[tuple[str, bytes]]:
         yield f"a header {header[:30]!r}", _zipped({"input.npy": _npy(header)})
     for name in ("../input.npy", "/etc/input.npy", "in\nput.npy", "input", "input.npy/x.npy", "a" * 60_000 + ".npy"):
         yield f"a name {name[:20]!r}", _zipped({name: _whole(SOUND)})
-    for told, labels in (
+    for label, labels in (
         ("beyond", [7, 0]),
         ("below", [-2, 0]),
         ("of floats", [0.5, 1.0]),
         ("too few", [0]),
         ("of texts", ["a", "b"]),
     ):
-        yield f"labels {told}", _npz(input=SOUND, labels=np.array(labels))
+        yield f"labels {label}", _npz(input=SOUND, labels=np.array(labels))
     yield "two arrays of four dimensions", _npz(a=SOUND, b=SOUND)
     yield "no array", _zipped({})
     yield "an array alone", _whole(SOUND)
@@ -151,8 +151,8 @@ def images() -> Iterator[tuple[str, bytes]]:
 
 def results() -> Iterator[tuple[str, bytes]]:
     """What claims to come from a board."""
-    told = json.dumps({"bundle_sha256": "0" * 64, "files": {}, "commands": [], "version": "8.2.1", "problem": ""})
-    sound = ("result.json", told.encode(), tarfile.REGTYPE, "")
+    result = json.dumps({"bundle_sha256": "0" * 64, "files": {}, "commands": [], "version": "8.2.1", "problem": ""})
+    sound = ("result.json", result.encode(), tarfile.REGTYPE, "")
 
     def tar(*entries: tuple[str, bytes, bytes, str], kind: str = "w:gz") -> bytes:
         out = io.BytesIO()
@@ -221,15 +221,15 @@ def _read_job(path: Path) -> str:
 @cache
 def _answer() -> dict[str, Any]:
     """What a machine says to a job, measured by a child: runtimes leave threads behind."""
-    told = damaged_artefacts.scratch("torture-answer-") / "answer.json"
+    result = damaged_artefacts.scratch("torture-answer-") / "answer.json"
     child = os.fork()
     if not child:
         content = _model()
-        told.write_text(json.dumps(run_job(_asked(content), {sha256_of_bytes(content): content})))
+        result.write_text(json.dumps(run_job(_asked(content), {sha256_of_bytes(content): content})))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert not status
-    return dict(json.loads(told.read_text()))
+    return dict(json.loads(result.read_text()))
 
 
 def _read_answer(path: Path) -> str:
@@ -273,10 +273,10 @@ def hostile() -> Iterator[Case]:
     damaged_artefacts.whole_run()
     for kind, (name, each) in KINDS.items():
         read = damaged_artefacts.KINDS[kind][2]
-        for told, content in each():
+        for label, content in each():
             yield Case(
                 f"{kind.partition(',')[0]}, crafted",
-                told,
+                label,
                 partial(put, name, content),
                 partial(damaged_artefacts.outcome_of_read, read=read),
             )

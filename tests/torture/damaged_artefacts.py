@@ -116,9 +116,9 @@ def whole_run() -> Path:
     child = os.fork()
     if not child:
         os.chdir(at)
-        told = net("riformer")
-        torch.save(told.whole, at / "c.pth")
-        repaconv.fold("c.pth", out="run", settings=told.settings)
+        network = net("riformer")
+        torch.save(network.whole, at / "c.pth")
+        repaconv.fold("c.pth", out="run", settings=network.settings)
         repaconv.export("run")
         repaconv.verify("run", count=1)
         repaconv.build("run", target="x86-64")
@@ -198,10 +198,10 @@ def images(path: Path) -> None:
 
 def _result() -> bytes:
     files = {"build.log": b"[TensorRT v8201]", "times.json": b'[{"computeMs": 1.0}]'}
-    told = {"bundle_sha256": "0" * 64, "files": {}, "commands": [], "engine": {}, "version": "8.2.1", "problem": ""}
+    result = {"bundle_sha256": "0" * 64, "files": {}, "commands": [], "engine": {}, "version": "8.2.1", "problem": ""}
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
-        for name, content in {**files, "result.json": json.dumps(told).encode()}.items():
+        for name, content in {**files, "result.json": json.dumps(result).encode()}.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))

@@ -84,8 +84,8 @@ RUNS: dict[str, Callable[[Path], None]] = {
 
 def _result(at: Path) -> list[str]:
     """The hashes of what was written: equal for equal folds."""
-    told = [json.loads(path.read_text()) for path in (at / "run/fold.json", at / "run/export.json") if path.is_file()]
-    return [str(each["payload"]["sha256"]) for each in told]
+    lines = [json.loads(path.read_text()) for path in (at / "run/fold.json", at / "run/export.json") if path.is_file()]
+    return [str(each["payload"]["sha256"]) for each in lines]
 
 
 def sources() -> list[Path]:
@@ -170,9 +170,9 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         look = _Change()
         for statement in node.body:
             look.visit(statement)
-        told = str(path.relative_to(HOUSE))
+        message = str(path.relative_to(HOUSE))
         for number, (line, was, becomes) in enumerate(look.found):
-            yield Mutant(told, line, name, number, was, becomes)
+            yield Mutant(message, line, name, number, was, becomes)
 
 
 def plant(mutant: Mutant) -> None:
@@ -212,12 +212,12 @@ def outcome_of(mutant: Mutant, runs: Sequence[str], sound: dict[str, list[str]],
     for run in runs:
         at = folder / run
         at.mkdir(parents=True)
-        told = in_a_child(partial(_mutated, mutant, run, at))
-        if isinstance(told, list) and told[0] in ("caught", "stopped"):
-            return told[0], f"{run}: {told[1]}"
-        if isinstance(told, str):
-            return "stopped", f"{run}: {told[1:]}"
-        if told != sound[run]:
+        outcome = in_a_child(partial(_mutated, mutant, run, at))
+        if isinstance(outcome, list) and outcome[0] in ("caught", "stopped"):
+            return outcome[0], f"{run}: {outcome[1]}"
+        if isinstance(outcome, str):
+            return "stopped", f"{run}: {outcome[1:]}"
+        if outcome != sound[run]:
             verdict = in_a_child(partial(_verified, at))
             if verdict != "passed":
                 return "survived", f"{run}: {verdict}"
@@ -291,13 +291,13 @@ def main() -> None:
     rows = [json.loads(line) for line in done.read_text().splitlines()] if done.is_file() else []
     for mutant in _left(sorted(mutant for mutant, runs in by.items() if runs), rows, count):
         scratch = Path(tempfile.mkdtemp())
-        ended, told = outcome_of(mutant, by[mutant][:NETWORKS], sound, scratch)
+        ended, message = outcome_of(mutant, by[mutant][:NETWORKS], sound, scratch)
         shutil.rmtree(scratch)
-        rows.append({**mutant._asdict(), "ended": ended, "told": told})
+        rows.append({**mutant._asdict(), "ended": ended, "told": message})
         with done.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
         if ended == "survived":
-            sys.stdout.write(f"{mutant.file}:{mutant.line} {mutant.was} -> {mutant.becomes}: {told}\n")
+            sys.stdout.write(f"{mutant.file}:{mutant.line} {mutant.was} -> {mutant.becomes}: {message}\n")
         sys.stdout.flush()
     sys.stdout.write(f"{dict(Counter(row['ended'] for row in rows))}\n")
     given.out.write_text(json.dumps(rows, indent=1) + "\n")

@@ -112,8 +112,8 @@ SOUND = {"convolution": convolution, "tokens": tokens, "branching": branching}
 
 def _outside(location: str, **more: str) -> TensorProto:
     tensor = TensorProto(name="w", data_type=F, dims=[4, 3, 3, 3], data_location=TensorProto.EXTERNAL)
-    for key, told in {"location": location, **more}.items():
-        tensor.external_data.add(key=key, value=told)
+    for key, label in {"location": location, **more}.items():
+        tensor.external_data.add(key=key, value=label)
     return tensor
 
 
@@ -240,15 +240,15 @@ def giants() -> Iterator[tuple[str, ModelProto]]:
     )
     pads = [0, 0, 1 << 40, 0, 0, 0, 0, 0]
     yield "a pad of 2 to 40", model([helper.make_node("Pad", ["input", "p"], ["y"])], [whole(pads, "p")])
-    for told, more in (
+    for label, more in (
         ("pads", [1 << 40] * 4),
         ("strides", [0, 0]),
         ("dilations", [1 << 40] * 2),
         ("strides", [-1, -1]),
         ("kernel_shape", [1 << 40] * 2),
     ):
-        node = helper.make_node("Conv", ["input", "w"], ["y"], **{told: more})
-        yield f"a convolution of {told} {more[0]}", model([node], [weight("w", 4, 3, 3, 3)])
+        node = helper.make_node("Conv", ["input", "w"], ["y"], **{label: more})
+        yield f"a convolution of {label} {more[0]}", model([node], [weight("w", 4, 3, 3, 3)])
     for groups in (0, -1, 2, 1 << 40):
         node = helper.make_node("Conv", ["input", "w"], ["y"], group=groups)
         yield f"a convolution of {groups} groups", model([node], [weight("w", 4, 3, 3, 3)])
@@ -266,8 +266,8 @@ def oddities() -> Iterator[tuple[str, ModelProto]]:
         change(copy)
         return copy
 
-    for told in ("Nobody", "", "relu", "Relu\0", "x" * 10_000):
-        yield f"an operator {told[:20]!r}", model([helper.make_node(told, ["input"], ["y"])])
+    for label in ("Nobody", "", "relu", "Relu\0", "x" * 10_000):
+        yield f"an operator {label[:20]!r}", model([helper.make_node(label, ["input"], ["y"])])
     yield (
         "an operator of a domain",
         model([helper.make_node("F", ["input"], ["y"], domain="com.nobody")], domains=["com.nobody"]),
@@ -292,7 +292,7 @@ def oddities() -> Iterator[tuple[str, ModelProto]]:
     yield "an input without a type", changed(lambda m: m.graph.input[0].ClearField("type"))
     sequence = helper.make_tensor_sequence_value_info("input", F, None)
     yield "a sequence", model([helper.make_node("SequenceAt", ["input", "i"], ["y"])], [whole(0, "i")], [sequence])
-    for told, number in (("NaN", np.nan), ("infinite", np.inf), ("immense", 3e38)):
+    for label, number in (("NaN", np.nan), ("infinite", np.inf), ("immense", 3e38)):
         for place in range(len(conv.graph.initializer)):
 
             def put(m: ModelProto, place: int = place, number: float = number) -> None:
@@ -300,20 +300,20 @@ def oddities() -> Iterator[tuple[str, ModelProto]]:
                 array.flat[0] = number
                 m.graph.initializer[place].CopyFrom(numpy_helper.from_array(array, m.graph.initializer[place].name))
 
-            yield f"{told} in {conv.graph.initializer[place].name}", changed(put)
+            yield f"{label} in {conv.graph.initializer[place].name}", changed(put)
 
     def variance(m: ModelProto) -> None:
         m.graph.initializer[4].CopyFrom(numpy_helper.from_array(np.full(4, -1, np.float32), "v"))
 
     yield "a negative variance", changed(variance)
-    for told in ("", "a\nb", "\x1b[2J", "\u202eabc", "[bold]", "../../x", "x" * 100_000):
+    for label in ("", "a\nb", "\x1b[2J", "\u202eabc", "[bold]", "../../x", "x" * 100_000):
 
-        def rename(m: ModelProto, told: str = told) -> None:
-            m.graph.input[0].name = m.graph.node[0].input[0] = told
-            m.graph.name = m.producer_name = m.doc_string = told
-            m.metadata_props.add(key=told, value=told)
+        def rename(m: ModelProto, label: str = label) -> None:
+            m.graph.input[0].name = m.graph.node[0].input[0] = label
+            m.graph.name = m.producer_name = m.doc_string = label
+            m.metadata_props.add(key=label, value=label)
 
-        yield f"names {told[:10]!a}", changed(rename)
+        yield f"names {label[:10]!a}", changed(rename)
     yield "data twice", changed(lambda m: m.graph.initializer[0].float_data.extend([1.0] * 108))
     yield "short data", changed(lambda m: setattr(m.graph.initializer[0], "raw_data", b"abc"))
     yield "no data", changed(lambda m: m.graph.initializer[0].ClearField("raw_data"))
@@ -337,8 +337,8 @@ FAMILIES = {"outside": external, "a knot": knots, "a giant": giants, "odd": oddi
 
 def hostile() -> Iterator[Case]:
     for family, each in FAMILIES.items():
-        for told, built in each():
-            yield Case("ONNX, hostile", f"{family}: {told}", partial(_saved, built), both)
+        for label, built in each():
+            yield Case("ONNX, hostile", f"{family}: {label}", partial(_saved, built), both)
 
 
 def _saved(built: ModelProto, folder: Path) -> Path:

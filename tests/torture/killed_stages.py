@@ -156,7 +156,7 @@ def told_by(stage: Stage, at: Path) -> str:
     return said
 
 
-def _ended(child: int, at: Path, told: str) -> bool:
+def _ended(child: int, at: Path, message: str) -> bool:
     """Whether it was killed.
 
     Raises:
@@ -164,7 +164,7 @@ def _ended(child: int, at: Path, told: str) -> bool:
     """
     _, status = os.waitpid(child, 0)
     said = _said(at)
-    assert os.WIFSIGNALED(status) or not status, f"{told}: {said.read_text() if said.is_file() else status}"
+    assert os.WIFSIGNALED(status) or not status, f"{message}: {said.read_text() if said.is_file() else status}"
     return os.WIFSIGNALED(status)
 
 

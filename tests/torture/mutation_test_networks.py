@@ -350,14 +350,14 @@ def run(net: Path, at: Path) -> str:
         if "target" in options:
             options = {"target": str(net.parent / "all.toml")}
         repaconv.export(at / "run", **options)
-    told = []
+    lines = []
     for path in sorted((at / "run").rglob("*.json")):
         found = json.loads(path.read_text())
         if found.get("verdict") == "failed":
             raise repaconv.core.errors.GateFailed("verdict", code="verdict")
         if "payload" in found:
-            told.append(f"{path.name} {found['payload']['sha256']}")
-    return " ".join(told)
+            lines.append(f"{path.name} {found['payload']['sha256']}")
+    return " ".join(lines)
 
 
 # --- What came of it, by unchanged code.

@@ -132,7 +132,7 @@ def alterations() -> Iterator[tuple[str, bytes]]:
     """What would change the reader, or what it hands out."""
     state = b"}(" + text("_build") + name("builtins", "print") + b"u"
     slots = b"N}(" + text("_build") + name("builtins", "print") + b"u\x86"
-    for told, target in (
+    for label, target in (
         ("a function of the reader", name("torch._utils", "_rebuild_tensor_v2")),
         ("a storage type", name("torch", "FloatStorage")),
         ("a dtype", name("torch", "float32")),
@@ -143,12 +143,12 @@ def alterations() -> Iterator[tuple[str, bytes]]:
         ("a number", number(3)),
         ("a text", text("x")),
     ):
-        yield f"BUILD on {told}", target + state + b"b"
-        yield f"BUILD of slots on {told}", target + slots + b"b"
+        yield f"BUILD on {label}", target + state + b"b"
+        yield f"BUILD of slots on {label}", target + slots + b"b"
     empty = call(name("collections", "OrderedDict"))
-    for told, value in (("", name("torch", "Size")), (", odd", name("somebody", "Odd"))):
+    for label, value in (("", name("torch", "Size")), (", odd", name("somebody", "Odd"))):
         methods = b"".join(text(method) + value for method in ("items", "keys", "values", "get"))
-        yield f"BUILD on a dict's methods{told}", empty + b"}(" + methods + b"ub"
+        yield f"BUILD on a dict's methods{label}", empty + b"}(" + methods + b"ub"
     storage, none = stored("0", 12), tensor("0", 12, 0, ints(0), ints(1))
     yield "BUILD on a tensor", SOUND + b"(" + storage + number(0) + ints(1 << 33) + ints(1) + b"tb"
     yield "BUILD on a tensor, beyond", SOUND + b"(" + storage + number(1 << 40) + ints(2, 2) + ints(2, 1) + b"tb"
@@ -180,9 +180,9 @@ def bombs() -> Iterator[tuple[str, bytes]]:
     places = [b"h" + bytes([place]) for place in range(60)]
     laughs = b"".join(b"q" + place[1:] + place + b"\x86" for place in places)
     yield "a billion laughs in tuples", b"N" + laughs
-    for told, width, levels in (("ten", 10, 40), ("two thousand", 2000, 6)):
+    for label, width, levels in (("ten", 10, 40), ("two thousand", 2000, 6)):
         level = [b"(" + place * width + b"lq" + after[1:] for place, after in pairwise(places)]
-        yield f"lists of {told} in each other", b"]q\x000" + b"0".join(level[:levels])
+        yield f"lists of {label} in each other", b"]q\x000" + b"0".join(level[:levels])
     for width in (30, 300):
         inner = [b"".join(text(str(key)) + place for key in range(width)) for place in places[:6]]
         dicts = [b"}q" + bytes([n + 1]) + b"(" + entries + b"u" for n, entries in enumerate(inner)]
@@ -194,9 +194,9 @@ def bombs() -> Iterator[tuple[str, bytes]]:
         yield f"memo place {index:,}", b"Nr" + struct.pack("<I", index)
     yield "memo place in letters", b"Np99999999999999999999\n"
     yield "a memo that is not there", b"h\x63"
-    for told, opcode in (("bytes", b"\x8e"), ("text", b"\x8d"), ("bytearray", b"\x96"), ("a frame", b"\x95")):
+    for label, opcode in (("bytes", b"\x8e"), ("text", b"\x8d"), ("bytearray", b"\x96"), ("a frame", b"\x95")):
         for size in (1 << 31, 1 << 36, (1 << 63) - 1, (1 << 64) - 1):
-            yield f"{told} of {size:,}", opcode + struct.pack("<Q", size) + b"abc"
+            yield f"{label} of {size:,}", opcode + struct.pack("<Q", size) + b"abc"
     yield "text of 4 GiB", b"X\xff\xff\xff\xffabc"
     yield "a long of 2 GiB", b"\x8b\xff\xff\xff\x7fabc"
     yield "a negative long", b"\x8b\xff\xff\xff\xffabc"
@@ -216,7 +216,7 @@ def bombs() -> Iterator[tuple[str, bytes]]:
 
 def tensors() -> Iterator[tuple[str, bytes]]:
     """Views that no storage holds."""
-    for told, offset, shape, stride in (
+    for label, offset, shape, stride in (
         ("a stride beyond", 0, ints(4, 3), ints(3000, 1)),
         ("an offset beyond", 12, ints(1), ints(1)),
         ("a negative offset", -1, ints(1), ints(1)),
@@ -238,7 +238,7 @@ def tensors() -> Iterator[tuple[str, bytes]]:
         ("aliased rows", 0, ints(4, 3), ints(0, 1)),
         ("overlapping rows", 0, ints(4, 3), ints(1, 1)),
     ):
-        yield told, tensor("0", 12, offset, shape, stride)
+        yield label, tensor("0", 12, offset, shape, stride)
     yield "more elements than there are", tensor("0", 1 << 40, 0, ints(4, 3), ints(3, 1))
     yield "fewer elements than there are", tensor("0", 11, 0, ints(1), ints(1))
     yield "negative elements", tensor("0", -1, 0, ints(1), ints(1))
@@ -287,16 +287,16 @@ def whole_modules() -> Iterator[tuple[str, bytes]]:
     """A module that was saved whole, with something hostile in it, or that no torch saves."""
     run = call(name("os", "system"), text(TOUCH))
     quiet = call(name("somebody", "run"), text(TOUCH))
-    for told, value in (("a command", run), ("a function of somebody", quiet)):
-        yield f"of {told}", value + registries() + b"b"
-        yield f"{told} as a weight", module(registries(parameters=text("bias") + value))
-        yield f"{told} as a buffer", module(registries(buffers=entry("mean", value)))
-        yield f"{told} as a submodule", module(registries(modules=entry("0", value)))
-        yield f"{told} as all submodules", module(registries(modules=value))
-        yield f"{told} as an attribute", module(registries(more=text("slope") + value))
-        yield f"{told} as a hook", module(registries(more=text("_forward_hooks") + entry("0", value)))
-        yield f"{told} as the list of buffers", module(registries(more=text("_non_persistent_buffers_set") + value))
-        yield f"{told} as its own code", call(name("somebody", "Net"), value) + registries() + b"b"
+    for label, value in (("a command", run), ("a function of somebody", quiet)):
+        yield f"of {label}", value + registries() + b"b"
+        yield f"{label} as a weight", module(registries(parameters=text("bias") + value))
+        yield f"{label} as a buffer", module(registries(buffers=entry("mean", value)))
+        yield f"{label} as a submodule", module(registries(modules=entry("0", value)))
+        yield f"{label} as all submodules", module(registries(modules=value))
+        yield f"{label} as an attribute", module(registries(more=text("slope") + value))
+        yield f"{label} as a hook", module(registries(more=text("_forward_hooks") + entry("0", value)))
+        yield f"{label} as the list of buffers", module(registries(more=text("_non_persistent_buffers_set") + value))
+        yield f"{label} as its own code", call(name("somebody", "Net"), value) + registries() + b"b"
     yield "whose class is a command", module(registries(), name("os", "system"))
     yield "whose class is Popen", module(registries(), name("subprocess", "Popen"))
     yield "of its source", b"(" + text("module") + name("os", "system") + text("net.py") + text(TOUCH) + b"tQ"
@@ -307,20 +307,20 @@ def whole_modules() -> Iterator[tuple[str, bytes]]:
         "that contains itself",
         (name("somebody", "Net") + b")\x81q\x01" + registries(modules=b"}" + text("0") + b"h\x01s") + b"b"),
     )
-    for told, key in (
+    for label, key in (
         ("a number", number(7)),
         ("a tensor", SOUND),
         ("tuples", b"N" + b"\x85" * 1000),
         ("a command", run),
     ):
-        yield f"with {told} as a name", module(registries(modules=b"}" + key + module(registries()) + b"s"))
+        yield f"with {label} as a name", module(registries(modules=b"}" + key + module(registries()) + b"s"))
     places = [b"h" + bytes([place]) for place in range(2, 62)]
-    for told, levels, width in (("two", 50, 2), ("a hundred", 5, 100)):
+    for label, levels, width in (("two", 50, 2), ("a hundred", 5, 100)):
         level = module(registries()) + b"q\x02"
         for inner, outer in pairwise(places[: levels + 1]):
             twice = b"}(" + b"".join(text(str(key)) + inner for key in range(width)) + b"u"
             level += b"0" + module(registries(modules=twice)) + b"q" + outer[1:]
-        yield f"of {told} in each other", level
+        yield f"of {label} in each other", level
     deep = module(registries())
     for _ in range(300):
         deep = module(registries(modules=entry("0", deep)))
@@ -373,12 +373,12 @@ FAMILIES = {
 def corpus() -> Iterator[tuple[str, bytes]]:
     """(what it is, the pickle), the same each time."""
     for family, each in FAMILIES.items():
-        for told, value in each():
-            yield f"{family}: {told}", state_dict_with(value)
+        for label, value in each():
+            yield f"{family}: {label}", state_dict_with(value)
             if family in ("a bomb", "an alteration", "a module"):
-                yield f"{family}, alone: {told}", P + value + b"."
-    for told, key in keys():
-        yield f"a key: {told}", under(key)
+                yield f"{family}, alone: {label}", P + value + b"."
+    for label, key in keys():
+        yield f"a key: {label}", under(key)
     yield "nothing", b""
     yield "a text", b"hello"
     yield "a pickle behind a pickle", state_dict_with(b"N") + P + call(name("os", "system"), text(TOUCH)) + b"."

@@ -17,7 +17,7 @@ def up() -> None:
     for name in plugins.registered(plugins.METHODS):
         plugins.load(plugins.METHODS, name)
     with tempfile.TemporaryDirectory() as scratch:
-        path, told = Path(scratch, "c.pth"), net("dwconv")
-        torch.save(told.whole, path)
-        repaconv.inspect(path, settings=told.settings)
-        repaconv.fold(path, out=Path(scratch, "run"), settings=told.settings)
+        path, network = Path(scratch, "c.pth"), net("dwconv")
+        torch.save(network.whole, path)
+        repaconv.inspect(path, settings=network.settings)
+        repaconv.fold(path, out=Path(scratch, "run"), settings=network.settings)

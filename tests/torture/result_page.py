@@ -81,11 +81,11 @@ def mistakes(rows: list[dict[str, Any]]) -> str:
         fates = [row["ended"] for row in rows if row["file"].split("/")[0] in rooms]
         lines.append(f"| {where} | {len(fates)} | {' | '.join(str(fates.count(fate)) for fate in FATES)} |")
     left = [row for row in rows if row["ended"] == "survived"]
-    told = [
+    texts = [
         f"- `{row['file']}`, `{row['function']}`: `{row['was']}` -> `{row['becomes']}`: {WHY[row['function']]}"
         for row in left
     ]
-    return MISTAKES + "\n".join(lines) + "\n" + ("\nSurvived:\n\n" + "\n".join(told) + "\n" if told else "")
+    return MISTAKES + "\n".join(lines) + "\n" + ("\nSurvived:\n\n" + "\n".join(texts) + "\n" if texts else "")
 
 
 CODE_MUTANTS = ROOT / "benchmarks" / "results" / "code_mutants.json"

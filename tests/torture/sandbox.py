@@ -88,20 +88,20 @@ def _by_a_child(cases: Sequence[Case], folder: Path, limits: bool) -> Iterator[O
         os.close(reading)
         _child(cases, folder, writing, limits)
     os.close(writing)
-    told = 0
+    message = 0
     with os.fdopen(reading, "rb") as lines:
-        while told < len(cases):
+        while message < len(cases):
             ready, _, _ = select([lines], [], [], 2 * WAITING)
             line = lines.readline() if ready else b""
             if not line:
                 break
-            told += 1
-            yield Outcome(cases[told - 1].kind, cases[told - 1].name, *json.loads(line))
-    if told < len(cases):
+            message += 1
+            yield Outcome(cases[message - 1].kind, cases[message - 1].name, *json.loads(line))
+    if message < len(cases):
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    if told < len(cases):
-        at = cases[told]
+    if message < len(cases):
+        at = cases[message]
         gone = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         how = ("hung", "in code that hears no alarm") if gone == signal.SIGKILL else ("crashed", f"signal {gone}")
         yield Outcome(at.kind, at.name, *how)

@@ -50,11 +50,11 @@ if "--exportOutput" in given:
         kind, content = run.stored("output_%s_%d" % (call, number))
         values = array.array({"<f4": "f", "<i8": "q", "|b1": "b"}[kind])
         values.frombytes(content)
-        told = ["%g" % (scale * value) if output["real"] else str(value) for value in values]
+        numbers = ["%g" % (scale * value) if output["real"] else str(value) for value in values]
         count = 1 if bundle["whole"] else bundle["inputs"][0]["shape"][0]
         size = "%dx%d" % (count, len(values) // count)
         text = '{ "name" : "%s"\n  , "dimensions" : "%s"\n  , "values" : [ %s ]\n  }'
-        rows.append(text % (output["name"], size, ", ".join(told)))
+        rows.append(text % (output["name"], size, ", ".join(numbers)))
     with open(given["--exportOutput"], "w") as file:
         file.write("[\n  %s\n]\n" % "\n  , ".join(rows))
 print(open(os.path.join(folder, "log.txt")).read())

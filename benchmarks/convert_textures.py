@@ -168,7 +168,7 @@ class Curve:
         others = [name for name in models if name != ORIGINAL]
         speeds = {name: timed.ratio(name, ORIGINAL) for name in others}
         believed = timed.quality(speeds[others[0]])
-        links = self.told({name: load().session for name, load in models.items()})
+        links = self.parity_links({name: load().session for name, load in models.items()})
         return {
             "name": way.name,
             "kind": way.kind,
@@ -184,7 +184,7 @@ class Curve:
             "seconds": round(time.monotonic() - begun),
         }
 
-    def told(self, sessions: dict[str, Session]) -> dict[str, Link]:
+    def parity_links(self, sessions: dict[str, Session]) -> dict[str, Link]:
         """What each makes of the held-out images, against the unconverted network."""
         outputs = {name: np.concatenate(list(self._classified(session))) for name, session in sessions.items()}
         links = {}

@@ -21,7 +21,7 @@ RESULT = ROOT / "benchmarks/results/convert_textures.jsonl"
 MARK = "<!-- figures of benchmarks/convert_textures.py -->\n"
 NONE = "Not measured yet: `make bench-convert-textures` writes this section.\n"
 DROP = 0.01
-"""Accuracy that may go where the fastest is told."""
+"""Accuracy that may be lost where the fastest is named."""
 
 Rows = Sequence[dict[str, Any]]
 
@@ -48,12 +48,12 @@ def precisions(rows: Rows) -> list[str]:
 
 def points(rows: Rows, precision: str) -> list[Point]:
     """Those of a precision, and what all are held to."""
-    told = [
+    lines = [
         Point(title(row), row["kind"], found["speed"][0], found["accuracy"], solid=row["epochs"] > 0)
         for row in rows
         if (found := row["points"].get(precision))
     ]
-    return [Point("unconverted, exact, float32", "unconverted", 1.0, rows[0]["accuracy"]), *told]
+    return [Point("unconverted, exact, float32", "unconverted", 1.0, rows[0]["accuracy"]), *lines]
 
 
 def section(rows: Rows, stem: str) -> str:

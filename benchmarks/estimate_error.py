@@ -59,15 +59,15 @@ def rows_of(method: str, size: str, metadata: dict[str, Any], given: Namespace) 
 def turn(batch: int, size: tuple[int, int], rounds: int) -> dict[str, Any]:
     """One measurement, and the estimate behind it."""
     done = repaconv.bench("model.onnx", batch=batch, image_size=size, rounds=rounds)
-    told = repaconv.estimate("model.onnx", batch=batch, image_size=size)
+    estimated = repaconv.estimate("model.onnx", batch=batch, image_size=size)
     return {
         "p50_ms": done.latencies[0].p50_ms,
         "measurement": done.quality.verdict,
-        "low_ms": round(told.low_ms, 4),
-        "high_ms": round(told.high_ms, 4),
-        "peak_gflops": round(1e3 * told.limits.peak_tflops["fp32"], 1),
-        "bandwidth_gb_s": told.limits.bandwidth_gb_s,
-        "node_us": told.limits.launch_us,
+        "low_ms": round(estimated.low_ms, 4),
+        "high_ms": round(estimated.high_ms, 4),
+        "peak_gflops": round(1e3 * estimated.limits.peak_tflops["fp32"], 1),
+        "bandwidth_gb_s": estimated.limits.bandwidth_gb_s,
+        "node_us": estimated.limits.launch_us,
     }
 
 

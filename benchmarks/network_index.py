@@ -123,9 +123,9 @@ def _described(build: Build) -> tuple[dict[str, tuple[int, ...]], list[str], str
 
 
 def _classifier(module: torch.nn.Module, found: dict[str, tuple[int, ...]], build: Build) -> list[str]:
-    told = getattr(module, "default_cfg", {}).get("classifier")
-    if told is not None:
-        layers = (told,) if isinstance(told, str) else told
+    classifier = getattr(module, "default_cfg", {}).get("classifier")
+    if classifier is not None:
+        layers = (classifier,) if isinstance(classifier, str) else classifier
         return [name for name in found if name.rpartition(".")[0] in layers]
     try:
         other = shapes(build(CLASSES))
@@ -150,8 +150,8 @@ def main() -> None:
         groups[names][tuple(names.index(each) for each in head), text, made].append(name)
     members: dict[str, list[Any]] = defaultdict(list)
     for names, networks in sorted(groups.items()):
-        told = [[known, head, text, f"{crc32(made.encode()):08x}"] for (head, text, made), known in networks.items()]
-        members[member(len(names))].append([names, told])
+        lines = [[known, head, text, f"{crc32(made.encode()):08x}"] for (head, text, made), known in networks.items()]
+        members[member(len(names))].append([names, lines])
     with ZipFile(out, "w", ZIP_LZMA) as index:
         for name, written in sorted(members.items()):
             index.writestr(ZipInfo(name), json.dumps(written, separators=(",", ":")), ZIP_LZMA)

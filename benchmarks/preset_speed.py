@@ -105,7 +105,7 @@ def measured(name: str, seconds: float, *, int8: bool) -> dict[str, Any]:
         }
 
 
-def told(rows: list[dict[str, Any]]) -> str:
+def summary_of(rows: list[dict[str, Any]]) -> str:
     """What the default form gains in the geometric mean, over those networks that it changes."""
     lines = [machine_key(rows[-1]["machine"])]
     every = [row["times_hand"] for row in rows]
@@ -142,7 +142,7 @@ def main() -> None:
         print(name, {way: of[0] for way, of in rows[-1]["times_hand"].items()}, flush=True)
         if given.out:
             given.out.write_text(canonical_json({"rows": [*others, *rows]}))
-    print(told(rows))
+    print(summary_of(rows))
 
 
 if __name__ == "__main__":

@@ -464,12 +464,12 @@ def main() -> None:
             row = {"name": name, **found}
             rows = {**known(), name: row}
             RESULTS.write_text("".join(json.dumps(rows[each]) + "\n" for each in FAMILIES if each in rows))
-            sys.stdout.write(f"{name}: {', '.join(map(str, told(row)))}\n")
+            sys.stdout.write(f"{name}: {', '.join(map(str, outcome_of(row)))}\n")
             sys.stdout.flush()
     PAGE.write_text(page())
 
 
-def told(row: dict[str, Any]) -> list[str]:
+def outcome_of(row: dict[str, Any]) -> list[str]:
     """The counts of a row, or what went wrong."""
     return [json.dumps(row[door].get("counts", row[door])) for door in DOORS]
 
@@ -501,7 +501,7 @@ def page() -> str:
     doors = {"graph": "`fold model.onnx`", "arch": "`--arch`", "module": "module"}
     reached = {door: sum(reaches(row, door) for row in rows.values()) for door in doors}
     own = sum("own" in row["trained"] for row in rows.values())
-    told = ", ".join(f"{reached[door]} by {what}" for door, what in doors.items())
+    message = ", ".join(f"{reached[door]} by {what}" for door, what in doors.items())
     head = "| Network | From | As trained: layers, nodes | Own conversion | `fold model.onnx` | `--arch` | module |"
     lines = [f"{head} float64 |", "|---|---|---|---|---|---|---|---|"]
     for name, row in rows.items():
@@ -511,7 +511,7 @@ def page() -> str:
         errors = [row[door].get("error") for door in doors]
         error = max((one for one in errors if one is not None), default=0.0)
         lines.append(f"| {family.title} | {family.source} | {' | '.join(cells)} | {error:.0e} |")
-    summary = f"Of {own} networks with a conversion of their own, these come to what it leaves, or to less: {told}."
+    summary = f"Of {own} networks with a conversion of their own, these come to what it leaves, or to less: {message}."
     return "\n".join([INTRODUCTION, summary, "", *lines, "", *_left(rows)]).rstrip() + "\n"
 
 

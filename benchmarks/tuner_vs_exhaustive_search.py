@@ -76,7 +76,7 @@ def side_by_side(run: Path, winner: Deployment, best: Deployment, rounds: int) -
     return {"winner_over_best": found.model_dump(), "measurement": believed.verdict, "reasons": list(believed.reasons)}
 
 
-def told(way: Deployment) -> str:
+def described(way: Deployment) -> str:
     """A deployment in words."""
     return " ".join([way.runtime, " + ".join(way.rewrites) or "no rewrites", *way.settings])
 
@@ -89,8 +89,8 @@ def compared(given: argparse.Namespace, work: Path) -> dict[str, Any] | None:
     quick = tuned(run, asked, given.budget)
     patient = repaconv.tune(run, exhaustive=True, budget_s=given.slice, out=work / "every.json", **asked)
     measured = [row for row in patient.candidates if row.ratio is not None]
-    print(f"the tuner: {told(quick.deployment)} in {quick.seconds:.0f} s", flush=True)
-    print(f"of all, {len(measured)} were measured; the best: {told(patient.deployment)}", flush=True)
+    print(f"the tuner: {described(quick.deployment)} in {quick.seconds:.0f} s", flush=True)
+    print(f"of all, {len(measured)} were measured; the best: {described(patient.deployment)}", flush=True)
     if not patient.complete:
         print("there is more to measure: the same command goes on")
         return None
@@ -98,8 +98,8 @@ def compared(given: argparse.Namespace, work: Path) -> dict[str, Any] | None:
     return {
         "model": given.net,
         "compositions": len(measured),
-        "winner": told(both[0]),
-        "best": told(both[1]),
+        "winner": described(both[0]),
+        "best": described(both[1]),
         "budget_s": given.budget,
         "seconds": quick.seconds,
         **side_by_side(run, both[0], both[1], given.rounds),

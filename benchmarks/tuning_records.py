@@ -81,8 +81,8 @@ def errors() -> None:
             print(f"{level:12} {name[:40]:40} off by {np.abs(off).mean():.3f}, uncertainty {deviations.mean():.3f}")
             for each, mean, deviation in zip(rest, means, deviations, strict=True):
                 way = each.deployment
-                told = f"{way.runtime} {way.precision} {way.quantizer} {' '.join(way.settings)}"
-                print(f"      {told:80} {each.gain:+.2f}, predicted {mean:+.2f} +- {deviation:.2f}")
+                message = f"{way.runtime} {way.precision} {way.quantizer} {' '.join(way.settings)}"
+                print(f"      {message:80} {each.gain:+.2f}, predicted {mean:+.2f} +- {deviation:.2f}")
             standard += list(off / deviations)
     print(f"off by {np.std(standard):.2f} times the uncertainty, {len(standard)} configurations")
 

@@ -28,7 +28,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 FOLDED, MEASURED, COSTS = (RESULTS / f"{name}.jsonl" for name in ("zoo", "zoo_speed", "zoo_cost"))
 LIMIT_S = 1200
-"""A network that takes longer is told as one that did."""
+"""A network that takes longer is reported as one that did."""
 COST_ROUNDS = 3
 ROUNDS, FEWER, HEAVY = 80, 32, 2e9
 """Rounds; fewer of a graph that is known to multiply more than that."""
@@ -319,11 +319,11 @@ def _alike(one: Path, other: Path) -> bool:
     """Whether they are the same nodes and weights, so that there is nothing to measure."""
     import onnx
 
-    def told(path: Path) -> list[Any]:
+    def contents(path: Path) -> list[Any]:
         graph = onnx.load(path).graph
         return [*graph.node, *sorted(graph.initializer, key=lambda weight: weight.name)]
 
-    return told(one) == told(other)
+    return contents(one) == contents(other)
 
 
 def _beside(best: Path, simple: Path, rounds: int, **how: Any) -> dict[str, Any]:

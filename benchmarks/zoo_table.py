@@ -66,11 +66,11 @@ def page(
         if "problem" not in row:
             fast.setdefault(row["family"], {})[row["name"]] = row
     columns = [*COLUMNS, *(f"speedup, {family}" for family in fast)]
-    told = [HEAD, _summed(folds, done, fast, cost), f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"]
-    told += [_line(row, [of.get(row["name"]) for of in fast.values()], cost.get(row["name"])) for row in done]
+    lines = [HEAD, _summed(folds, done, fast, cost), f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"]
+    lines += [_line(row, [of.get(row["name"]) for of in fast.values()], cost.get(row["name"])) for row in done]
     if bad := [row for row in folds if "problem" in row]:
-        told += ["", "Not folded:", "", *(f"- {row['name']}: {row['problem']}" for row in bad)]
-    return "\n".join([*told, ""])
+        lines += ["", "Not folded:", "", *(f"- {row['name']}: {row['problem']}" for row in bad)]
+    return "\n".join([*lines, ""])
 
 
 def _summed(
@@ -150,16 +150,16 @@ def _line(row: dict[str, Any], speeds: Sequence[dict[str, Any] | None], cost: di
     exact = f"{row['float64']:.0e}" if row["float64"] is not None else ""
     times = f"{_ratio(cost, 'cpu_s'):.1f}" if cost else f"({_ratio(row, 'cpu_s'):.1f})"
     faster = " | ".join(map(_faster, speeds))
-    told = ", ".join(f"{count:,}" for count in counts) + own
-    told += "" if row["applied"] else "; nothing to fold"
-    return f"| {row['name']} | {told} | {macs} | {exact} | {times} | {faster} |"
+    message = ", ".join(f"{count:,}" for count in counts) + own
+    message += "" if row["applied"] else "; nothing to fold"
+    return f"| {row['name']} | {message} | {macs} | {exact} | {times} | {faster} |"
 
 
 def _faster(speed: dict[str, Any] | None) -> str:
     if speed is None:
         return ""
-    told = f"{speed['ratio']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})"
-    return told if speed["openings"] else "the same graph"
+    message = f"{speed['ratio']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})"
+    return message if speed["openings"] else "the same graph"
 
 
 class TaskRows(NamedTuple):
@@ -190,15 +190,15 @@ def tasks(folds: Sequence[dict[str, Any]], speeds: Sequence[dict[str, Any]]) -> 
         if "problem" not in row:
             networks.setdefault(row["name"], TaskRows({}, {})).speeds[row["family"]] = row
     families = list(dict.fromkeys(family for each in networks.values() for family in each.speeds))
-    told = [TASKS, _summed_tasks(networks, families)]
+    lines = [TASKS, _summed_tasks(networks, families)]
     columns = [*TASK_COLUMNS, *(f"{what}, {family}" for family in families for what in ("speedup", "OpenVINO"))]
     for task in dict.fromkeys(each.about["task"] for each in networks.values()):
         of_task = [each for each in networks.values() if each.about["task"] == task]
-        told += [f"### {task.capitalize()}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-        told += [*(_task_line(each, families) for each in of_task), ""]
+        lines += [f"### {task.capitalize()}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+        lines += [*(_task_line(each, families) for each in of_task), ""]
     if left := [line for each in networks.values() for line in _not_folded(each)]:
-        told += ["### Not folded, or not on every seed", "", *left, ""]
-    return "\n".join(told)
+        lines += ["### Not folded, or not on every seed", "", *left, ""]
+    return "\n".join(lines)
 
 
 def _summed_tasks(networks: dict[str, TaskRows], families: Sequence[str]) -> str:
@@ -208,27 +208,27 @@ def _summed_tasks(networks: dict[str, TaskRows], families: Sequence[str]) -> str
     whole = sum({*each.doors} == {"graph", "arch", "module"} for each in networks.values())
     exported = sum(row.get("export") == "passed" or "exported_nodes" in row for row in doors)
     built = sum(each.about["package"] != FILES for each in networks.values())
-    told = (
+    message = (
         f"{len(networks)} networks, {len(doors)} folds of them: {passed} without a wrong number, "
         f"{sum('refused' in row for row in doors)} refused, {sum('problem' in row for row in doors)} ended otherwise. "
         f"{whole} of the {built} networks that are not ONNX files were folded in all three ways. "
         f"{exported} of the folds were also exported"
     )
     earlier = "; those of a graph or of `--arch` that were not are of an earlier version of this benchmark"
-    lines = [told + (earlier if exported < passed else "") + "."]
+    lines = [message + (earlier if exported < passed else "") + "."]
     for family in families:
         fast = [each.speeds[family] for each in networks.values() if family in each.speeds]
         for key, what in (("onnxsim", "onnxsim's graph on ONNX Runtime"), ("openvino", "the original on OpenVINO")):
             ratios = [row[key]["ratio"] for row in fast]
             mean = exp(sum(map(log, ratios)) / len(ratios))
-            told = (
+            message = (
                 f"Speedup over {what}, {fast[0]['cpu']} ({family}): **{mean:.3f}x** (geometric mean of {len(ratios)}), "
                 f"the slowest {min(ratios):.3f}x. The interval is above 1 for "
                 f"{sum(row[key]['low'] > 1 for row in fast)} of them, and below 1 for "
                 f"{sum(row[key]['high'] < 1 for row in fast)}."
             )
             slow = [f"{row['title']} ({row[key]['ratio']:.3f})" for row in fast if row[key]["ratio"] < SLOWER]
-            lines.append(f"{told} Below {SLOWER}: {', '.join(slow) or 'none'}.")
+            lines.append(f"{message} Below {SLOWER}: {', '.join(slow) or 'none'}.")
     return "\n\n".join(lines) + "\n"
 
 

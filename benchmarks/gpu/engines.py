@@ -23,7 +23,7 @@ def engine(step: Step, folder: Path) -> dict[str, Any]:
     repaconv.export(folder / "run", target=target, precision=precision)
     built = repaconv.build(folder / "run", target=target, precision=precision)
     path = run_folder.find_run(folder / "run").folder / "build" / built.payload.path
-    told = {
+    result = {
         "built": built.verdict,
         "types": dict(built.layer_types),
         "sha256": built.payload.sha256,
@@ -34,8 +34,8 @@ def engine(step: Step, folder: Path) -> dict[str, Any]:
     try:
         _require_its_gpu(target)
     except EnvironmentProblem as problem:
-        return {**told, "not_verified": problem.message}
-    return {**told, **_opened(step, path, folder)}
+        return {**result, "not_verified": problem.message}
+    return {**result, **_opened(step, path, folder)}
 
 
 def _require_its_gpu(target: str) -> None:
@@ -51,8 +51,8 @@ def _require_its_gpu(target: str) -> None:
         return
     gpu = require_gpu("TensorRT-RTX")
     if gpu.capability != wanted:
-        told = f"the engine is for compute capability {wanted}, the {gpu.name} has {gpu.capability}"
-        raise EnvironmentProblem(f"{told}.", code="gpu.other")
+        message = f"the engine is for compute capability {wanted}, the {gpu.name} has {gpu.capability}"
+        raise EnvironmentProblem(f"{message}.", code="gpu.other")
 
 
 def _opened(step: Step, path: Path, folder: Path) -> dict[str, Any]:

@@ -89,9 +89,9 @@ def wanted_by(wheel: Path, python: str) -> list[Requirement]:
     with zipfile.ZipFile(wheel) as archive:
         metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = archive.read(metadata).decode().splitlines()
-    told = [Requirement(line.split(":", 1)[1]) for line in lines if line.startswith("Requires-Dist:")]
+    rows = [Requirement(line.split(":", 1)[1]) for line in lines if line.startswith("Requires-Dist:")]
     here = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
-    return [each for each in told if each.marker is None or each.marker.evaluate(here)]
+    return [each for each in rows if each.marker is None or each.marker.evaluate(here)]
 
 
 def require_whole(carried: Iterable[Path], python: str) -> None:
@@ -115,10 +115,10 @@ def packed(files: Mapping[str, Path], path: Path) -> Path:
     """A tar of these files by their names in it, the same bytes for the same files."""
     with tarfile.open(path, "w") as archive:
         for name, file in sorted(files.items()):
-            told = tarfile.TarInfo(name)
-            told.size, told.mode = file.stat().st_size, 0o644
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = file.stat().st_size, 0o644
             with file.open("rb") as opened:
-                archive.addfile(told, opened)
+                archive.addfile(member, opened)
     return path
 
 

@@ -130,11 +130,11 @@ def main():
     whole = [bundle for bundle in KIT["bundles"] if bundle not in missing]
     sites = [site_of(given.work, bundle) for bundle in reversed(whole)]  # of two the later one's comes first
     before = [*sites, str(given.work / "core" / "benchmarks"), os.environ.get("PYTHONPATH", "")]
-    told = ["--work", str(given.work), "--missing", json.dumps(missing), "--out", str(given.out.resolve())]
-    told += ["--resume", str(given.resume.resolve())] if given.resume else []
+    lines = ["--work", str(given.work), "--missing", json.dumps(missing), "--out", str(given.out.resolve())]
+    lines += ["--resume", str(given.resume.resolve())] if given.resume else []
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, before)))
     # from a folder of its own: what lies where it was called may have the same names
-    return subprocess.call([sys.executable, "-m", "gpu.session", *told, *rest], env=environment, cwd=str(given.work))
+    return subprocess.call([sys.executable, "-m", "gpu.session", *lines, *rest], env=environment, cwd=str(given.work))
 
 
 if __name__ == "__main__":

@@ -93,12 +93,12 @@ def _judged(step: dict[str, Any]) -> dict[str, Any]:
     if step["status"] == "failed":
         faults = [step.get("why") or "it does not say why"]
     verdict = "failed" if faults else "passed" if step["status"] == "done" and not changed else "not verified"
-    told = {**step, "verdict": verdict, "faults": faults, "remarks": list(_remarks(step, bool(changed)))}
+    result = {**step, "verdict": verdict, "faults": faults, "remarks": list(_remarks(step, bool(changed)))}
     if verdict == "not verified" and changed:
-        told["why"] = changed
+        result["why"] = changed
     if "batches" in step:
-        return {**told, "batches": [_summed(each) for each in step["batches"]]}
-    return _summed(told)
+        return {**result, "batches": [_summed(each) for each in step["batches"]]}
+    return _summed(result)
 
 
 def _summed(row: dict[str, Any]) -> dict[str, Any]:
@@ -145,10 +145,10 @@ def _of_engine(step: dict[str, Any]) -> Iterator[str]:
     """What is wrong with an engine: its build, and the types that the opened one tells of its layers."""
     if step.get("built", "passed") != "passed":
         yield f"the engine's build {step['built']}: {step.get('note', '')}"
-    wanted, told = label(step["given"]["precision"]), step.get("engine_types") or {}
-    kinds = {name.rpartition(".")[2] for name in told}
-    if told and (wanted not in kinds or (wanted == "FLOAT" and kinds != {wanted})):
-        found = ", ".join(f"{count} {name}" for name, count in sorted(told.items()))
+    wanted, types = label(step["given"]["precision"]), step.get("engine_types") or {}
+    kinds = {name.rpartition(".")[2] for name in types}
+    if types and (wanted not in kinds or (wanted == "FLOAT" and kinds != {wanted})):
+        found = ", ".join(f"{count} {name}" for name, count in sorted(types.items()))
         yield f"{step['given']['precision']} was not honoured: the opened engine computes in {found}"
 
 
@@ -171,8 +171,8 @@ def _wrong(name: str, link: Link) -> Iterator[str]:
     """A form that computes something else than its network, and where."""
     if link.verdict != "passed":
         where = f" at {link.location.module}" if link.location and link.location.module else ""
-        told = link.note or f"{_error(link):.1e} apart"
-        yield f"{name} computes something else than the training form in float64{where}: {told}"
+        message = link.note or f"{_error(link):.1e} apart"
+        yield f"{name} computes something else than the training form in float64{where}: {message}"
 
 
 def _error(link: Link) -> float:

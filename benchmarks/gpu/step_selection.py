@@ -132,7 +132,7 @@ def cells_of(step: Step, device: str) -> list[Cell]:
 
 
 def known_of(step: Step, outcome: Outcome, device: str) -> Iterator[Known]:
-    """What a step that was run has told, from its samples or from ratios that were computed of them."""
+    """The result of a step that was run, from its samples or from ratios that were computed of them."""
     if step.kind == "tune" and "tuned" in outcome:
         ratio = outcome["tuned"]["ratio"]
         yield Known(cells_of(step, device)[0], math.log(ratio["median"]) if ratio else 0.0)
@@ -160,7 +160,7 @@ class Prediction:
         self.place = {cell: number for number, cell in enumerate(every)}
         self.mean, self.covariance = np.zeros(len(every)), covariance(every)
         self.known = {each.cell for each in known}
-        self.told = {(cell.over, cell.method) for cell in self.known}
+        self.measured_cells = {(cell.over, cell.method) for cell in self.known}
         for each in known:
             self.observe(each.cell, each.gain)
 
@@ -199,7 +199,9 @@ class Prediction:
 
     def described(self, cell: Cell) -> str:
         """What is known of a number, and its standard deviation once the steps before are known."""
-        best = f" {math.exp(self.mean[self.place[cell]]):.2f}x" if (cell.over, cell.method) in self.told else ""
+        best = (
+            f" {math.exp(self.mean[self.place[cell]]):.2f}x" if (cell.over, cell.method) in self.measured_cells else ""
+        )
         return f"{cell.over}{best} ± {float(self.deviations([cell])[0]):.0%}"
 
 
@@ -414,12 +416,12 @@ class Selection:
     def _why(self, step: Step, cells: Sequence[Cell], predicted: Prediction, alike: Sequence[bool]) -> str:
         if not self._opens(step):
             return "built ahead of time; its GPU is not here"
-        told = [predicted.described(cell) for cell in cells[:2]]
+        lines = [predicted.described(cell) for cell in cells[:2]]
         if claim := step.given.get("claim"):
-            told.append(f"the paper has {claim['factor']:.2f}x")
+            lines.append(f"the paper has {claim['factor']:.2f}x")
         if not all(alike):
-            told.append(f"{sum(alike)} of {len(alike)} like it came out")
-        return ", ".join(told)
+            lines.append(f"{sum(alike)} of {len(alike)} like it came out")
+        return ", ".join(lines)
 
 
 def _came_out(ran: Iterable[tuple[Step, Outcome]]) -> Mapping[tuple[str, str], list[bool]]:

@@ -38,9 +38,9 @@ def _head(result: dict[str, Any]) -> Iterator[str]:
     gpu = machine["card"]
     yield _title(result)
     yield ""
-    told = [f"driver {gpu.get('driver')}, CUDA {gpu.get('cuda')}, cuDNN {gpu.get('cudnn')}"] if gpu else []
-    told += [f"{name} {version}" for name, version in sorted(machine["packages"].items())]
-    yield f"{'; '.join([*told, machine['system']])}. Kit {result['kit']}: **{result['verdict']}**."
+    lines = [f"driver {gpu.get('driver')}, CUDA {gpu.get('cuda')}, cuDNN {gpu.get('cudnn')}"] if gpu else []
+    lines += [f"{name} {version}" for name, version in sorted(machine["packages"].items())]
+    yield f"{'; '.join([*lines, machine['system']])}. Kit {result['kit']}: **{result['verdict']}**."
     for why in result["partial"]:
         yield f"*Partial*: {why}."
     earlier = [step["kit"] for step in result["steps"] if step.get("kit", result["kit"]) != result["kit"]]

@@ -68,12 +68,12 @@ def main() -> None:
     )
     net, begun = build(), time.monotonic()
 
-    def told(share: float) -> None:
+    def print_progress(share: float) -> None:
         print(f"{time.monotonic() - begun:7.0f} s, {share:.0%} of the epochs", flush=True)
 
     given.out.mkdir(parents=True, exist_ok=True)
     kept = given.out / f"vit_textures.{given.epochs}.{given.count}.{given.seed}.kept"  # none of another training
-    fit(net, data, epochs=given.epochs, seed=given.seed, rate=RATE, before=told, kept=kept)
+    fit(net, data, epochs=given.epochs, seed=given.seed, rate=RATE, before=print_progress, kept=kept)
     found = {"accuracy": accuracy(net, held), "epochs": given.epochs, "images": given.count, "seed": given.seed}
     found |= {"parameters": sum(each.numel() for each in net.parameters()), "torch": torch.__version__}
     torch.save({"model": net.state_dict(), "args": {"num_heads": HEADS}}, given.out / "vit_textures.pth")

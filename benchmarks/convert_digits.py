@@ -91,11 +91,11 @@ def measured() -> dict[str, Any]:
         "images": {**parted.share.model_dump(), "held_out": len(held_out.labels)},
         "orders": orders,
         "scores": [block.model_dump(exclude={"heads"}) for block in scores.blocks],
-        "rows": [figures for row in ROWS for figures in judged(row, orders[row.order], rig, held)],
+        "rows": [figures for row in ROWS for figures in evaluated(row, orders[row.order], rig, held)],
     }
 
 
-def judged(row: Row, order: tuple[int, ...], rig: SelectionData, held: Evaluation) -> Iterator[dict[str, Any]]:
+def evaluated(row: Row, order: tuple[int, ...], rig: SelectionData, held: Evaluation) -> Iterator[dict[str, Any]]:
     """A row for each number of blocks."""
     for count in row.counts:
         found = best_conversion(rig, row.how, order[:count], Budget()).made

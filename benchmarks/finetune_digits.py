@@ -91,9 +91,9 @@ def measured(rows: tuple[Row, ...]) -> Iterator[dict[str, Any]]:
         done = repaconv.finetune(started, inputs=images, epochs=row.epochs, batch=BATCH, out=out, **row.more)
         alone = repaconv.fold(f"{out}/finetuned.safetensors", out=f"folded-{number}", settings=converted.settings)
         links = {link.name: link for link in repaconv.verify(f"folded-{number}", inputs=held).links}
-        judged = _of_held_out(source, settings, f"{started}/converted.safetensors", converted, held)
-        figures = {"name": row.name, "epochs": row.epochs, "kept": done.best_epoch, "network": judged["network"]}
-        figures |= {"start": judged["start"], "trained": links["fold"].accuracy.reference}
+        evaluated = _of_held_out(source, settings, f"{started}/converted.safetensors", converted, held)
+        figures = {"name": row.name, "epochs": row.epochs, "kept": done.best_epoch, "network": evaluated["network"]}
+        figures |= {"start": evaluated["start"], "trained": links["fold"].accuracy.reference}
         figures |= {"folded": links["stored"].accuracy.candidate, "images": done.images.model_dump()}
         figures |= {
             "fold_error": links["fold"].metrics.max_rel_error,

@@ -59,15 +59,15 @@ class Net(NamedTuple):
 
     name: str
     model: onnx.ModelProto
-    calibrating: list[dict[str, Any]]
-    judging: list[Any]
+    calibration: list[dict[str, Any]]
+    test: list[Any]
 
 
 def nets() -> Iterator[Net]:
     """Those that are trained, then those that are not."""
     for path in sorted(TRAINED.glob("*.pth")):
-        calibrating, judging = (npz_inputs(TRAINED / name) for name in ("calibration.npz", "digits.npz"))
-        yield _net(f"{path.stem}, trained", path, {}, calibrating, judging)
+        calibration, test = (npz_inputs(TRAINED / name) for name in ("calibration.npz", "digits.npz"))
+        yield _net(f"{path.stem}, trained", path, {}, calibration, test)
     for method, arch, settings in RANDOM:
         for seed in SEEDS:
             weights = plugins.load(plugins.METHODS, method).example(arch, seed)
@@ -76,15 +76,17 @@ def nets() -> Iterator[Net]:
             yield _net(f"{method} {arch}, random weights {seed}", path, settings, None, None)
 
 
-def _net(name: str, path: Path, settings: dict[str, str], calibrating: Inputs | None, judging: Inputs | None) -> Net:
+def _net(name: str, path: Path, settings: dict[str, str], calibration: Inputs | None, test: Inputs | None) -> Net:
     folded = repaconv.fold(path, settings=settings, preset="official", out="run", force=True)
     assert isinstance(folded, MethodFold)
     made = repaconv.export("run", batch=BATCH)
     model = onnx.load(Path("run") / made.payload.path)
     shape = (model.graph.input[0].type.tensor_type.shape.dim[1].dim_value, *folded.image_size)
-    given = [calibrating or random_inputs(shape, count=32, seed=1), judging or random_inputs(shape, count=256, seed=2)]
-    ranges, judged = ([part.images for part in each.batches(BATCH) if len(part.images) == BATCH] for each in given)
-    return Net(name, model, [{model.graph.input[0].name: images} for images in ranges], judged)
+    given = [calibration or random_inputs(shape, count=32, seed=1), test or random_inputs(shape, count=256, seed=2)]
+    ranges, images_to_evaluate = (
+        [part.images for part in each.batches(BATCH) if len(part.images) == BATCH] for each in given
+    )
+    return Net(name, model, [{model.graph.input[0].name: images} for images in ranges], images_to_evaluate)
 
 
 def half_the_bits(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -113,11 +115,11 @@ def scale_off_by_2(model: onnx.ModelProto) -> onnx.ModelProto:
 def rows_of(net: Net) -> Iterator[dict[str, Any]]:
     """One row a precision, and a way of being broken."""
     reference = ImageSession(load_onnx(net.model.SerializeToString()))
-    expected = [reference.run(images) for images in net.judging]
+    expected = [reference.run(images) for images in net.test]
     for precision in ("fp16", "bf16", "int8", "int8, symmetric"):
         kind = precision.partition(",")[0]
         target = load_target(TARGETS.get(precision, "x86-64"))
-        typed, _ = to_precision(net.model, kind, net.calibrating, target)
+        typed, _ = to_precision(net.model, kind, net.calibration, target)
         ways = {"sound": typed}
         if kind == "int8":
             for break_it in (half_the_bits, scale_off_by_2):
@@ -126,7 +128,7 @@ def rows_of(net: Net) -> Iterator[dict[str, Any]]:
         for way, model in ways.items():
             session = ImageSession(loader_for(target.architecture, kind)(runnable(model, kind).SerializeToString()))
             compared = Comparison(precision, tolerance(kind, decides="pyra" in net.name))
-            for images, right in zip(net.judging, expected, strict=True):
+            for images, right in zip(net.test, expected, strict=True):
                 compared.add({"logits": session.run(images)}, {"logits": right})
             (link,), found = compared.links(kind, "float32"), compared.metrics("logits")
             yield {

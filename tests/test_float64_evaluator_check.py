@@ -98,7 +98,7 @@ def test_a_wrong_kernel_raises_no_tolerance(wrong_kernel):
     assert {link.verdict for link in rc.verify().links} == {"passed"}
 
 
-def judged(call: dict[str, np.ndarray], by: float, rounding: Rounding) -> Link:
+def link_of(call: dict[str, np.ndarray], by: float, rounding: Rounding) -> Link:
     """An output that is wrong by that much, against what the float64 evaluator makes of the network."""
     model = Evaluated(onnx.load("net.onnx"))
     found = Comparison("stored", tolerance("stored"))
@@ -111,7 +111,7 @@ def test_outputs_that_a_wrong_kernel_explains_are_not_verified_and_others_fail(w
     onnx.save(net(batch), "net.onnx")
     rc.fold("net.onnx", measure=False)
     assert (
-        judged(images(), 0, network_rounding(source_model_of(Run(Path("repaconv-out/net"))), images())).verdict
+        link_of(images(), 0, network_rounding(source_model_of(Run(Path("repaconv-out/net"))), images())).verdict
         == "passed"
     )
     wrong_kernel()
@@ -120,11 +120,11 @@ def test_outputs_that_a_wrong_kernel_explains_are_not_verified_and_others_fail(w
         lambda: graph_rounding(Path("net.onnx"))(images()),
     ):
         for by in (0, -WRONG):
-            link = judged(images(), by, rounding())
+            link = link_of(images(), by, rounding())
             assert (link.verdict, link.reason) == ("not verified", "not_comparable"), link.note
             assert "Tanh c" in link.figures.detail
             assert link.metrics is None
-        assert judged(images(), 1.0, rounding()).reason == "exceeds_tolerance"
+        assert link_of(images(), 1.0, rounding()).reason == "exceeds_tolerance"
 
 
 def test_two_models_do_not_agree_by_a_wrong_kernel(wrong_kernel):

@@ -304,7 +304,7 @@ def test_inputs_on_which_it_shows_nothing_fail_nothing_and_a_planted_fault_is_fo
     done = rc.fold(quiet)
     stored = source_model_of(Run(Path("repaconv-out/quiet")))
 
-    def judged(gain: float, by: float) -> Reason:
+    def verdict_of(gain: float, by: float) -> Reason:
         call = {"x": gain * np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype(np.float32)}
         right = stored.reference.run(call)
         found = Comparison("stored", tolerance("stored", usual=done.tolerances))
@@ -313,10 +313,10 @@ def test_inputs_on_which_it_shows_nothing_fail_nothing_and_a_planted_fault_is_fo
         (link,) = found.links("stored", "float64")
         return link.reason
 
-    assert judged(1.0, 0) == "rounding_too_large"
-    assert judged(1.0, 10) == "exceeds_tolerance"
-    assert judged(done.sizes.gain, 0) in ("within_tolerance", "explained_by_rounding")
-    assert judged(done.sizes.gain, 1e-2) == "exceeds_tolerance"
+    assert verdict_of(1.0, 0) == "rounding_too_large"
+    assert verdict_of(1.0, 10) == "exceeds_tolerance"
+    assert verdict_of(done.sizes.gain, 0) in ("within_tolerance", "explained_by_rounding")
+    assert verdict_of(done.sizes.gain, 1e-2) == "exceeds_tolerance"
 
 
 def test_what_the_runtime_itself_makes_infinite_is_evaluated_as_it_is_written():
@@ -364,7 +364,7 @@ CONV_WEIGHTS = {
 }  # fmt: skip
 
 
-def judged(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
+def verdict_of(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
     (link,) = verification_links(Path("net.onnx"), Evaluated(before), Evaluated(after))
     return link.verdict
 
@@ -377,8 +377,8 @@ def test_a_wrong_argmax_is_no_rounding(name, change):
     """What FP32 decides differently than float64 is rounding only if the written graph decides the same in float64."""
     rows = [*CONV_NORM, ("ArgMax", "b", "y", {"axis": 1, "keepdims": 0})]
     before = Net(rows, CONV_WEIGHTS, {"x": (F, (1, 4, 8, 8))}, {"y": onnx.TensorProto.INT64}).model()
-    assert judged(before, rewritten(before, FOLDS)[0]) == "passed"
-    assert judged(before, written_wrong(before, name, change)) == "failed"
+    assert verdict_of(before, rewritten(before, FOLDS)[0]) == "passed"
+    assert verdict_of(before, written_wrong(before, name, change)) == "failed"
 
 
 @pytest.mark.parametrize("shift", [14.0, 24.0])
@@ -386,9 +386,9 @@ def test_what_is_verified_in_float64_is_what_was_written(shift):
     """Probabilities near zero: FP32 shows next to nothing of the network, so weights of half the digits would pass."""
     rows = [*CONV_NORM, ("Sub", "b far", "c"), ("Sigmoid", "c", "y")]
     before = Net(rows, {**CONV_WEIGHTS, "far": np.array(shift)}, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model()
-    assert judged(before, rewritten(before, FOLDS)[0]) == "passed"
+    assert verdict_of(before, rewritten(before, FOLDS)[0]) == "passed"
     for name, change in (("kernel", bf16), ("kernel", lambda w: 2 * w), ("bias", lambda b: b * 1.001)):
-        assert judged(before, written_wrong(before, name, change)) == "failed"
+        assert verdict_of(before, written_wrong(before, name, change)) == "failed"
 
 
 def test_rounding_on_one_input_excuses_nothing_on_another():
@@ -398,8 +398,8 @@ def test_rounding_on_one_input_excuses_nothing_on_another():
         ("Mul", "t little", "u"), ("Add", "c u", "y"),
     ]  # fmt: skip
     before = Net(rows, {**CONV_WEIGHTS, "little": np.array(0.02)}, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model()
-    assert judged(before, rewritten(before, FOLDS)[0]) == "passed"
-    assert judged(before, written_wrong(before, "bias", lambda b: b * 1.001)) == "failed"
+    assert verdict_of(before, rewritten(before, FOLDS)[0]) == "passed"
+    assert verdict_of(before, written_wrong(before, "bias", lambda b: b * 1.001)) == "failed"
 
 
 def test_a_graph_is_run_at_an_even_size_as_well():
@@ -410,8 +410,8 @@ def test_a_graph_is_run_at_an_even_size_as_well():
         return Net(rows, CONV_WEIGHTS, {"x": (F, ("n", 4, "s", "s"))}, {"y": F}).model()
 
     before = pooled(1)
-    assert judged(before, rewritten(before, FOLDS)[0]) == "passed"
-    assert judged(before, rewritten(pooled(0), FOLDS)[0]) == "failed"
+    assert verdict_of(before, rewritten(before, FOLDS)[0]) == "passed"
+    assert verdict_of(before, rewritten(pooled(0), FOLDS)[0]) == "failed"
 
 
 def random_network(seed: int) -> onnx.ModelProto:
@@ -426,8 +426,8 @@ def test_a_sound_fold_is_no_fault_where_few_samples_of_rounding_explain_too_litt
     """393: a channel that saturates. 499, 787: norms of values that FP32 can hardly tell apart, exact or a step off."""
     before = random_network(seed)
     after = rewritten(before, FOLDS)[0]
-    assert judged(before, after) == "passed"
-    assert judged(before, written_wrong(before, "bias", lambda b: b * 1.5)) == "failed"
+    assert verdict_of(before, after) == "passed"
+    assert verdict_of(before, written_wrong(before, "bias", lambda b: b * 1.5)) == "failed"
 
 
 @pytest.mark.parametrize(("channels", "far"), [(1, "h"), (4, "h"), (1, 8)])
@@ -440,8 +440,8 @@ def test_a_single_constant_that_the_fold_computes_is_rounded_like_a_weight(chann
     weights = {"w": normal(channels, channels, 3, 3), **norm(channels)}
     weights |= {"h1": np.array(12345.678), "h2": np.array(4321.1234), "h3": np.array(12345.678 + 4321.1234)}
     before = Net(rows, weights, {"x": (F, ("n", channels, far, far))}, {"y": F}).model()
-    assert judged(before, rewritten(before, FOLDS)[0]) == "passed"
-    assert judged(before, written_wrong(before, "bias", lambda b: b * 1.5)) == "failed"
+    assert verdict_of(before, rewritten(before, FOLDS)[0]) == "passed"
+    assert verdict_of(before, written_wrong(before, "bias", lambda b: b * 1.5)) == "failed"
 
 
 def test_a_number_is_explained_by_the_least_rounding_that_suffices():

@@ -19,7 +19,7 @@ import onnx
 import pytest
 from gpu import kit, kit_installer, models
 from gpu.plan import ANY, BATCHES, CASES, MADE, NETWORKS, OURS, TRAINING, steps
-from gpu.result_evaluation import joined, judged, place_of, read
+from gpu.result_evaluation import evaluated, joined, place_of, read
 from gpu.session import canonical
 from gpu.steps import done as outcome_of
 from gpu.steps import measured
@@ -154,11 +154,11 @@ def changed(name=ROW, **fields):
 
 
 def found(result, name=ROW):
-    return next(step for step in judged(result, KIT)["steps"] if step["name"] == name)
+    return next(step for step in evaluated(result, KIT)["steps"] if step["name"] == name)
 
 
 def test_a_complete_result_is_evaluated_again(tmp_path):
-    done = judged(read(written(RECORDED, tmp_path / "r.json"), KIT), KIT)
+    done = evaluated(read(written(RECORDED, tmp_path / "r.json"), KIT), KIT)
     assert done["verdict"] == "passed"
     assert done["partial"] == []
     row = found(RECORDED)
@@ -196,13 +196,13 @@ def test_what_was_changed_cut_or_is_another_kits_is_refused(tmp_path):
 def test_what_was_cut_off_or_lacked_pieces_is_partial():
     rows = [{"status": "not run", **{k: v for k, v in step.items() if k in ("name", "kind", "model", "given")}}
             if step["name"] != ROW else step for step in RECORDED["steps"]]  # fmt: skip
-    done = judged({**RECORDED, "steps": rows, "missing": {"onnxruntime": "onnxruntime.03 did not arrive"}}, KIT)
+    done = evaluated({**RECORDED, "steps": rows, "missing": {"onnxruntime": "onnxruntime.03 did not arrive"}}, KIT)
     assert done["verdict"] == "passed"
     measuring = sum(step["kind"] not in MADE for step in rows)
     assert done["partial"][0] == f"{measuring - 1} of {measuring} steps were not run"
     assert done["partial"][1] == "without onnxruntime: onnxruntime.03 did not arrive"
     assert "*Partial*" in markdown(done)
-    nothing = judged({**RECORDED, "steps": rows[1:]}, {**KIT, "plan": KIT["plan"]})
+    nothing = evaluated({**RECORDED, "steps": rows[1:]}, {**KIT, "plan": KIT["plan"]})
     assert nothing["verdict"] == "passed" if any(step["status"] == "done" for step in rows[1:]) else "not verified"
 
 
@@ -236,7 +236,7 @@ def test_what_fails_is_named(fields, message):
     row = found(changed(**fields))
     assert row["verdict"] == "failed"
     assert message in "; ".join(row["faults"])
-    done = judged(changed(**fields), KIT)
+    done = evaluated(changed(**fields), KIT)
     assert done["verdict"] == "failed"
     assert f"**failed** {ROW}" in markdown(done)
 
@@ -270,7 +270,7 @@ def worse(links):
     ],
 )
 def test_what_fails_of_an_engine_is_named(fields, message):
-    done = judged(of_engine(**fields), KIT)
+    done = evaluated(of_engine(**fields), KIT)
     assert done["verdict"] == "failed"
     assert message in "; ".join(found(of_engine(**fields), ENGINE)["faults"])
     assert f"**failed** {ENGINE}" in markdown(done)
@@ -296,8 +296,8 @@ def test_a_precision_in_which_the_training_form_is_as_far_off_tells_nothing(ours
     result = changed(links=links, given={**step["given"], "precision": precision})
     row = found(result)
     assert (row["verdict"], bool(row["faults"])) == (verdict, verdict == "failed")
-    earlier = judged({**RECORDED, "kit": "old"}, KIT)
-    both = joined(judged(result, KIT), earlier, KIT)
+    earlier = evaluated({**RECORDED, "kit": "old"}, KIT)
+    both = joined(evaluated(result, KIT), earlier, KIT)
     again = next(each for each in both["steps"] if each["name"] == ROW)
     assert (again["verdict"], again.get("kit")) == (verdict, None)  # it ran, so no earlier result stands for it
 
@@ -308,7 +308,7 @@ def test_what_an_engine_does_not_hold_or_tell_is_said_and_no_fault():
         batches=lambda rows: [*rows[:2], {"batch": 64, "why": message}], without={"official": "no kernel for TopK"}
     )
     assert found(result, ENGINE)["verdict"] == "passed"
-    lines = markdown(judged(result, KIT)).splitlines()
+    lines = markdown(evaluated(result, KIT)).splitlines()
     said = lines[lines.index(f"- {ENGINE}:") + 1 :]
     assert f"    - batch 64: {message}" in said
     assert "    - official is not beside it: no kernel for TopK" in said
@@ -323,7 +323,7 @@ def test_a_preset_that_was_chosen_on_the_gpu_is_shown():
     tuned = {"deployment": way, "ratio": ratio, "complete": False, "budget_s": 120.0}
     given = {"target": "cuda-ort", "batch": 128}
     step = {"name": "m.tune", "kind": "tune", "model": "m", "given": given, "status": "done", "tuned": tuned}
-    text = markdown(judged({**RECORDED, "steps": [*RECORDED["steps"], step]}, KIT))
+    text = markdown(evaluated({**RECORDED, "steps": [*RECORDED["steps"], step]}, KIT))
     shown = "| m | 128 | cuda-ort | no-key-bias, linear-each | 1.070 (1.060 to 1.080) | what 120 s allowed |"
     assert shown in text
 
@@ -344,7 +344,7 @@ def test_manual_baseline_graphs_have_no_operator_in_a_type_that_onnx_does_not_al
 
 def test_a_smaller_batch_is_said():
     message = "the card's memory does not hold 4 images at once."
-    assert f"{ROW}: {message} It was measured on 2." in markdown(judged(changed(notes=[message], batch=2), KIT))
+    assert f"{ROW}: {message} It was measured on 2." in markdown(evaluated(changed(notes=[message], batch=2), KIT))
 
 
 def test_a_row_halves_its_batch_size_as_long_as_it_does_not_fit_the_gpu(monkeypatch):
@@ -363,10 +363,10 @@ def test_a_row_halves_its_batch_size_as_long_as_it_does_not_fit_the_gpu(monkeypa
 
 def test_only_a_result_of_a_gpu_is_kept_and_its_tables_replace_those_of_the_same_gpu(tmp_path):
     with pytest.raises(Refused, match="of no card"):
-        place_of(judged(RECORDED, KIT))
+        place_of(evaluated(RECORDED, KIT))
     of_card = {**RECORDED, "rehearsal": False, "machine": {**RECORDED["machine"], "card": {"name": "NVIDIA H100 80GB"}}}
     assert place_of(of_card, tmp_path).name == "gpu_nvidia_h100_80gb.json"
-    page, done = tmp_path / "gpu.md", judged(of_card, KIT)
+    page, done = tmp_path / "gpu.md", evaluated(of_card, KIT)
     page.write_text(f"# Cards\n\n{START}\n\n*Not verified here*: no card has been measured yet.\n\n{END}\n\nthe end\n")
     put(done, page)
     once = page.read_text()

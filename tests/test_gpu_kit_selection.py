@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from gpu import kit, session, target_presets
 from gpu.plan import ANY, CASES, MADE, OFFICIAL, VANILLA, needs, steps
-from gpu.result_evaluation import joined, judged
+from gpu.result_evaluation import evaluated, joined
 from gpu.step_selection import (
     PRESET,
     Cell,
@@ -290,7 +290,7 @@ class Simulated(session.Session):
 def half_an_hour(tmp_path_factory):
     """A simulated session of 900 s with ONNX Runtime, evaluated."""
     result = session.run(Simulated(tmp_path_factory.mktemp("session") / "work", 900, only="cuda-ort"))
-    return judged(result, KIT)
+    return evaluated(result, KIT)
 
 
 KIT = {"id": "simulated", "plan": [step.name for step in PLAN]}
@@ -521,7 +521,7 @@ def test_two_calls_with_different_steps_give_one_result(tmp_path):
 
 
 def test_what_a_result_does_not_even_list_stays_from_an_earlier_one(tmp_path):
-    whole = judged(session.run(Simulated(tmp_path / "a", 200)), KIT)
+    whole = evaluated(session.run(Simulated(tmp_path / "a", 200)), KIT)
     row = next(step for step in whole["steps"] if step["kind"] == "row" and step["verdict"] == "passed")
     alone = {**whole, "steps": [row]}
     both = joined({**alone, "kit": "new"}, {**whole, "kit": "old"}, KIT)
@@ -531,8 +531,8 @@ def test_what_a_result_does_not_even_list_stays_from_an_earlier_one(tmp_path):
 
 
 def test_what_a_second_session_did_not_run_stays_from_the_first(tmp_path):
-    first = judged(session.run(Simulated(tmp_path / "a", 200)), KIT)
-    second = judged(session.run(Simulated(tmp_path / "b", 200, fails=("cuda",))), KIT)
+    first = evaluated(session.run(Simulated(tmp_path / "a", 200)), KIT)
+    second = evaluated(session.run(Simulated(tmp_path / "b", 200, fails=("cuda",))), KIT)
     both = joined({**second, "kit": "new"}, {**first, "kit": "old"}, KIT)
     passed = [{step["name"] for step in each["steps"] if step["verdict"] == "passed"} for each in (first, second, both)]
     failed = {step["name"] for step in second["steps"] if step["verdict"] == "failed"}

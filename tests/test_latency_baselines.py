@@ -45,37 +45,37 @@ def measured(tiny):
 def test_a_baseline_is_evaluated_by_where_it_compares(measured):
     path = Path("b.json")
 
-    def judged(done, name="m", **settings):
+    def verdict_of(done, name="m", **settings):
         found = check_baseline(path, name, done, 0.05, **settings)
         return found.verdict, f"{found.description}; {found.hint}"
 
-    verdict, message = judged(measured())
+    verdict, message = verdict_of(measured())
     assert verdict == "not verified"
     assert "no file b.json of baselines yet" in message
-    assert judged(measured(), require=True)[0] == "failed"
-    assert judged(measured(quality="inconclusive"))[0] == "inconclusive"
+    assert verdict_of(measured(), require=True)[0] == "failed"
+    assert verdict_of(measured(quality="inconclusive"))[0] == "inconclusive"
     noisy = measured(quality="inconclusive")
-    verdict, message = judged(noisy, update=True)
+    verdict, message = verdict_of(noisy, update=True)
     assert (verdict, path.exists()) == ("inconclusive", False)
     assert "--accept-inconclusive" in message
-    assert judged(noisy, update=True, accept_inconclusive=True)[0] == "passed"
+    assert verdict_of(noisy, update=True, accept_inconclusive=True)[0] == "passed"
     path.unlink()
-    assert judged(measured(), update=True)[0] == "passed"
-    verdict, message = judged(measured(seed=1, sha256="exported anew"), require=True)
+    assert verdict_of(measured(), update=True)[0] == "passed"
+    verdict, message = verdict_of(measured(seed=1, sha256="exported anew"), require=True)
     assert verdict == "passed"
     assert "the baseline, each relative to the training form measured with it" in message
-    assert judged(measured(1.2))[0] == "failed"
-    assert judged(measured(quality="inconclusive", seed=1))[0] == "inconclusive"  # no pass on noise
-    assert judged(measured(1.2, quality="inconclusive"))[0] == "failed"
+    assert verdict_of(measured(1.2))[0] == "failed"
+    assert verdict_of(measured(quality="inconclusive", seed=1))[0] == "inconclusive"  # no pass on noise
+    assert verdict_of(measured(1.2, quality="inconclusive"))[0] == "failed"
 
-    verdict, message = judged(measured(machine=THERE, seed=1), require=True)
+    verdict, message = verdict_of(measured(machine=THERE, seed=1), require=True)
     assert verdict == "passed"
     assert "another machine (this, 2 cores" in message
     assert "compares only roughly" in message
-    verdict, message = judged(measured(1.2, machine=THERE), require=True)
+    verdict, message = verdict_of(measured(1.2, machine=THERE), require=True)
     assert verdict == "inconclusive"
     assert "--update-baseline" in message
-    verdict, message = judged(measured(), name="other")
+    verdict, message = verdict_of(measured(), name="other")
     assert verdict == "not verified"
     assert "none for this model on any machine" in message
 
@@ -108,39 +108,39 @@ def test_a_baseline_of_another_network_is_not_compared_with(measured):
     def of(done, sha256="first", **counts):
         return done.model_copy(update={"network": MeasuredModel(sha256=sha256, kind="graph", counts=counts)})
 
-    def judged(done, **settings):
+    def verdict_of(done, **settings):
         return check_baseline(path, "m", done, 0.05, **settings)
 
-    assert judged(of(measured(), parameters=10, MACs=100), update=True).verdict == "passed"
-    again = judged(of(measured(seed=1), parameters=10, MACs=100))
+    assert verdict_of(of(measured(), parameters=10, MACs=100), update=True).verdict == "passed"
+    again = verdict_of(of(measured(seed=1), parameters=10, MACs=100))
     assert (again.verdict, again.of) == ("passed", "")
-    trained_on = judged(of(measured(seed=1), "second", parameters=10, MACs=100))  # other weights take as long
+    trained_on = verdict_of(of(measured(seed=1), "second", parameters=10, MACs=100))  # other weights take as long
     assert trained_on.verdict == "passed"
     assert "the baseline is of another file (sha256 first, now second)" in trained_on.description
     assert "another file" in trained_on.changes(measured())["note"]
 
     other = of(measured(0.5, seed=1), "third", parameters=4, MACs=50)  # that it is faster says nothing
     for machine in (HERE, THERE):
-        found = judged(other.model_copy(update={"machine": machine}))
+        found = verdict_of(other.model_copy(update={"machine": machine}))
         assert (found.verdict, found.regression) == ("inconclusive", None)
         assert found.description == (
             "the baseline is of another network: graph, 100 MACs, 10 parameters; what was measured is graph, "
             "50 MACs, 4 parameters"
         )
         assert "--update-baseline" in found.hint
-    assert judged(other, require=True).verdict == "failed"
-    assert judged(other).changes(other)["quality"].verdict == "inconclusive"  # bench leaves with 5
-    written = judged(other, update=True)
+    assert verdict_of(other, require=True).verdict == "failed"
+    assert verdict_of(other).changes(other)["quality"].verdict == "inconclusive"  # bench leaves with 5
+    written = verdict_of(other, update=True)
     assert written.description.startswith("written as the baseline; the one before was of another network: graph, 100")
-    assert judged(of(measured(0.5, seed=2), "third", parameters=4, MACs=50)).verdict == "passed"
-    assert judged(of(measured(), parameters=10, MACs=100)).verdict == "inconclusive"
+    assert verdict_of(of(measured(0.5, seed=2), "third", parameters=4, MACs=50)).verdict == "passed"
+    assert verdict_of(of(measured(), parameters=10, MACs=100)).verdict == "inconclusive"
 
     known = read_artefact(path, Baselines).model_dump(mode="json")
     for entries in known["machines"].values():
         for entry in entries.values():
             del entry["network"]
     write_artefact(path, Baselines.model_validate(known))
-    assert "a model that it does not name" in judged(of(measured(0.5), "third", parameters=4, MACs=50)).description
+    assert "a model that it does not name" in verdict_of(of(measured(0.5), "third", parameters=4, MACs=50)).description
 
 
 def test_bench_says_of_which_network_its_baseline_is(tiny):

@@ -403,9 +403,9 @@ def test_only_the_guard_of_native_code_starts_a_process_unheard(tmp_path):
 
 
 def test_mistakes_are_planted_into_every_folder_that_folds():
-    files = {path.relative_to(fold_mutants.HOUSE).parts[0] for path in fold_mutants.sources()}
+    files = {path.relative_to(fold_mutants.PACKAGE).parts[0] for path in fold_mutants.sources()}
     assert files == {"algebra", "graph", "methods", "onnx_export", "rewrites"}
-    assert all(any(folder in rooms for rooms in result_page.ROOMS.values()) for folder in files)
+    assert all(any(folder in rooms for rooms in result_page.MODULE_GROUPS.values()) for folder in files)
 
 
 OPERATORS = {
@@ -441,9 +441,9 @@ def test_operators_of_mutants_change_what_they_say(code, tmp_path):
     assert all(code.co_filename == str(path) and code.co_consts != own.co_consts for code in made)
 
 
-@pytest.mark.parametrize("room", code_mutants.ROOMS)
-def test_every_change_of_a_folder_is_code(room):
-    path = max(code_mutants.sources(room), key=lambda path: path.stat().st_size)
+@pytest.mark.parametrize("group", code_mutants.MODULE_GROUPS)
+def test_every_change_of_a_folder_is_code(group):
+    path = max(code_mutants.sources(group), key=lambda path: path.stat().st_size)
     found = mutation_operators.changes_of(path)
     assert {change.operator for change in found} == set(mutation_operators.OPERATORS)
     for change in found[:: max(len(found) // 8, 1)]:
@@ -475,7 +475,7 @@ def test_a_network_that_runs_on_too_few_inputs_is_named_on_the_page(tmp_path, mo
 
 TRIED = """
 from torture import code_mutants, mutation_operators
-path = code_mutants.HOUSE / "algebra/channel_maps.py"
+path = code_mutants.PACKAGE / "algebra/channel_maps.py"
 changes = [c for c in mutation_operators.changes_of(path) if c.was == "second.matrix @ first.matrix"]
 mutation_operators.plant(path, next(c.number for c in changes if c.becomes == "second.matrix"))
 import repaconv
@@ -485,7 +485,7 @@ repaconv.fold("net.onnx", out="run", measure=False)
 
 def test_a_mutant_is_found_by_the_verification_of_every_user(tmp_path):
     onnx.save(square(), tmp_path / "net.onnx")
-    paths = os.pathsep.join(map(str, (code_mutants.HOUSE.parent, Path(__file__).parent)))
+    paths = os.pathsep.join(map(str, (code_mutants.PACKAGE.parent, Path(__file__).parent)))
     ran = subprocess.run(
         [sys.executable, "-c", TRIED],
         cwd=tmp_path,

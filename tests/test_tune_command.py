@@ -87,12 +87,14 @@ class Machine:
         together = [value for pair, value in self.pairs.items() if set(pair) <= set(form)]
         return math.exp(sum(self.effects[name] for name in form) + sum(together))
 
-    def measure(self, ways, rounds):
-        self.rounds += rounds * len(ways)
+    def measure(self, configurations, rounds):
+        self.rounds += rounds * len(configurations)
         base = self.gain(("a", "b"))
         return {
-            way: ratio_of(self.gain(way.rewrites) / base * math.exp(self.random.normal(0, 0.02 / math.sqrt(rounds))))
-            for way in ways
+            configuration: ratio_of(
+                self.gain(configuration.rewrites) / base * math.exp(self.random.normal(0, 0.02 / math.sqrt(rounds)))
+            )
+            for configuration in configurations
         }
 
 
@@ -103,24 +105,32 @@ class Source:
         self.by, self.budget_s, self.run_s, self.load_s, self.each_s = measure, budget_s, run_s, load_s, evaluation_s
         self.now, self.cut, self.found = 0.0, False, {}
 
-    def measure(self, ways, rounds):
-        new = [way for way in ways if self.found.get(way, (None, 0))[1] < rounds]
+    def measure(self, configurations, rounds):
+        new = [
+            configuration for configuration in configurations if self.found.get(configuration, (None, 0))[1] < rounds
+        ]
         if self.left_s() > 0 and new:
             self.now += self.predicted_s(new, rounds)
-            self.found |= {way: Measured(ratio, rounds) for way, ratio in self.by(new, rounds).items()}
-        return {way: self.found[way] for way in ways if way in self.found}
+            self.found |= {
+                configuration: Measured(ratio, rounds) for configuration, ratio in self.by(new, rounds).items()
+            }
+        return {
+            configuration: self.found[configuration] for configuration in configurations if configuration in self.found
+        }
 
     def known(self):
         return list(self.found)
 
-    def predicted_s(self, ways, rounds, *, written=False):
-        new = [way for way in ways if self.found.get(way, (None, 0))[1] < rounds]
+    def predicted_s(self, configurations, rounds, *, written=False):
+        new = [
+            configuration for configuration in configurations if self.found.get(configuration, (None, 0))[1] < rounds
+        ]
         return len(new) * (rounds * self.run_s + self.load_s)
 
-    def evaluation_s(self, _way):
+    def evaluation_s(self, _configuration):
         return self.each_s
 
-    def variants_s(self, _way):
+    def variants_s(self, _configuration):
         return 0.0
 
     def left_s(self):
@@ -129,29 +139,29 @@ class Source:
     def timed(self, allowed):
         """The same question, which takes its time."""
 
-        def asked(way):
+        def asked(configuration):
             self.now += self.each_s
-            return allowed(way)
+            return allowed(configuration)
 
         return asked
 
 
-def arm(*rewrites, names=NAMES, tries=(), **other) -> Trial:
+def trial_of(*rewrites, names=NAMES, tries=(), **other) -> Trial:
     start = {"target": "here", "runtime": "one", "rewrites": rewrites, **other}
     return Trial(Deployment(**start), names, tries)
 
 
-def anything(_way) -> bool:
+def anything(_configuration) -> bool:
     return True
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_winner_is_within_three_percent_of_the_best_of_all_in_a_third_of_the_rounds(seed):
     tuner, patient = Machine(seed), Machine(seed)
-    arms = [arm("a", "b")]
-    won = search(arms, lambda _way: 100, Source(tuner.measure), anything, 40)[0]
+    trials = [trial_of("a", "b")]
+    won = search(trials, lambda _configuration: 100, Source(tuner.measure), anything, 40)[0]
     best = max(
-        (row.deployment.rewrites for row in search_exhaustively(arms, Source(patient.measure), anything, 40)),
+        (row.deployment.rewrites for row in search_exhaustively(trials, Source(patient.measure), anything, 40)),
         key=patient.gain,
     )
     assert tuner.gain(won.deployment.rewrites) >= 0.97 * patient.gain(best)
@@ -161,12 +171,14 @@ def test_the_winner_is_within_three_percent_of_the_best_of_all_in_a_third_of_the
 def test_where_nothing_is_faster_the_default_form_wins_and_the_hopeless_is_not_measured():
     seen = []
 
-    def measure(ways, rounds):
-        seen.extend(way.rewrites for way in ways)
-        return {way: ratio_of(0.999) for way in ways}
+    def measure(configurations, rounds):
+        seen.extend(configuration.rewrites for configuration in configurations)
+        return {configuration: ratio_of(0.999) for configuration in configurations}
 
-    arms = [arm("a", names=("a", "b", "c"))]
-    rows = search(arms, lambda way: 200 if "b" in way.rewrites else 100, Source(measure), anything, 40)
+    trials = [trial_of("a", names=("a", "b", "c"))]
+    rows = search(
+        trials, lambda configuration: 200 if "b" in configuration.rewrites else 100, Source(measure), anything, 40
+    )
     assert rows[0].deployment.rewrites == ("a",)
     assert rows[0].ratio is None
     assert ("a", "b") not in seen
@@ -178,25 +190,35 @@ def test_runtime_form_precision_and_settings_are_searched_together(allowed):
     """Where each alone is slower than something else: only all of them together are the fastest that there is."""
     seen = []
 
-    def gain(way):
-        alone = {"one": 1.0, "two": 0.95, "slow": 0.3}[way.runtime] * (3 if way.precision == "int8" else 1)
-        fits = way.runtime == "two" and way.precision == "int8"
-        b = (1.08 if "b" in way.rewrites else 1) if fits else (1 if "b" in way.rewrites else 1.02)
-        return alone * b * (1.1 if fits and way.settings else 1)
+    def gain(configuration):
+        alone = {"one": 1.0, "two": 0.95, "slow": 0.3}[configuration.runtime] * (
+            3 if configuration.precision == "int8" else 1
+        )
+        fits = configuration.runtime == "two" and configuration.precision == "int8"
+        b = (1.08 if "b" in configuration.rewrites else 1) if fits else (1 if "b" in configuration.rewrites else 1.02)
+        return alone * b * (1.1 if fits and configuration.settings else 1)
 
-    def measure(ways, rounds):
-        seen.extend(ways)
-        return {way: ratio_of(gain(way) / gain(arms[0].start)) for way in ways}
+    def measure(configurations, rounds):
+        seen.extend(configurations)
+        return {
+            configuration: ratio_of(gain(configuration) / gain(trials[0].start)) for configuration in configurations
+        }
 
-    arms = [arm("a"), arm("a", precision="int8")]
-    arms += [arm("a", runtime=name, precision=kind) for name in ("two", "slow") for kind in ("fp32", "int8")]
-    arms = [each._replace(tries=({"settings": ("x=1",)},)) for each in arms]
-    rows = search(arms, lambda _way: 1, Source(measure), lambda way: allowed or way.precision == "fp32", 40)
+    trials = [trial_of("a"), trial_of("a", precision="int8")]
+    trials += [trial_of("a", runtime=name, precision=kind) for name in ("two", "slow") for kind in ("fp32", "int8")]
+    trials = [each._replace(tries=({"settings": ("x=1",)},)) for each in trials]
+    rows = search(
+        trials,
+        lambda _configuration: 1,
+        Source(measure),
+        lambda configuration: allowed or configuration.precision == "fp32",
+        40,
+    )
     best = rows[0].deployment
     assert gain(best) == max(gain(row.deployment) for row in rows if allowed or row.deployment.precision == "fp32")
     assert (best.runtime, best.precision) == (("two", "int8") if allowed else ("one", "fp32"))
     assert ("b" in best.rewrites, best.settings) == ((True, ("x=1",)) if allowed else (False, ()))
-    assert sum(way.runtime == "slow" for way in seen) <= 3  # far behind: not searched
+    assert sum(configuration.runtime == "slow" for configuration in seen) <= 3  # far behind: not searched
     assert not allowed or any(row.deployment.precision == "fp32" and row.description == "finalist" for row in rows)
 
 
@@ -205,53 +227,64 @@ def test_in_place_of_what_loses_too_much_comes_what_leaves_layers_in_float32(eno
     """The fastest allowed share of them is searched on, the others are not; where none is allowed float32 stays."""
     seen = []
 
-    def gain(way):
-        return (3 - 0.2 * len(way.fp32_modules) if way.precision == "int8" else 1) * (1.1 if "b" in way.rewrites else 1)
+    def gain(configuration):
+        return (3 - 0.2 * len(configuration.fp32_modules) if configuration.precision == "int8" else 1) * (
+            1.1 if "b" in configuration.rewrites else 1
+        )
 
-    def measure(ways, rounds):
-        seen.extend(ways)
-        return {way: ratio_of(gain(way)) for way in ways}
+    def measure(configurations, rounds):
+        seen.extend(configurations)
+        return {configuration: ratio_of(gain(configuration)) for configuration in configurations}
 
     def milder(one):
         done = one.start.fp32_modules or one.start.precision == "fp32"
         steps = [] if done else [("head",), ("head", "stem"), tuple("xyz")]
         return [one._replace(start=one.start.model_copy(update={"fp32_modules": keep})) for keep in steps]
 
-    def allowed(way):
-        return way.precision == "fp32" or (enough is not None and len(way.fp32_modules) >= enough)
+    def allowed(configuration):
+        return configuration.precision == "fp32" or (enough is not None and len(configuration.fp32_modules) >= enough)
 
-    arms = [arm(names=("b",)), arm(names=("b",), precision="int8")]
-    rows = search(arms, lambda _way: 1, Source(measure), allowed, 40, milder)
+    trials = [trial_of(names=("b",)), trial_of(names=("b",), precision="int8")]
+    rows = search(trials, lambda _configuration: 1, Source(measure), allowed, 40, milder)
     best = rows[0].deployment
     assert (best.precision, len(best.fp32_modules), best.rewrites) == (
         "int8" if enough else "fp32",
         enough or 0,
         ("b",),
     )
-    searched = {len(way.fp32_modules) for way in seen if way.rewrites and way.precision == "int8"}
+    searched = {
+        len(configuration.fp32_modules)
+        for configuration in seen
+        if configuration.rewrites and configuration.precision == "int8"
+    }
     assert searched == ({enough} if enough else set())
     measured = {len(row.deployment.fp32_modules) for row in rows if row.ratio}
     assert measured == {0, 1, 2, 3} if enough is None else measured >= set(range(enough + 1))
     shares = {
-        len(row.deployment.fp32_modules) for row in search_exhaustively(arms, Source(measure), allowed, 40, milder)
+        len(row.deployment.fp32_modules) for row in search_exhaustively(trials, Source(measure), allowed, 40, milder)
     }
     assert shares == {0, 1, 2, 3}
 
 
 def test_a_search_keeps_within_its_time_and_takes_what_was_evaluated_if_there_is_none_for_more():
     """int8 is twice as fast and allowed. Whatever the time, it wins if it was evaluated; nothing takes longer."""
-    arms = [arm("a"), arm("a", precision="int8")]
+    trials = [trial_of("a"), trial_of("a", precision="int8")]
 
-    def measure(ways, _rounds):
-        faster = {way: 0.01 * len(set("bcd") & set(way.rewrites)) for way in ways}
-        return {way: ratio_of((2.0 if way.precision == "int8" else 1.0) + faster[way]) for way in ways}
+    def measure(configurations, _rounds):
+        faster = {
+            configuration: 0.01 * len(set("bcd") & set(configuration.rewrites)) for configuration in configurations
+        }
+        return {
+            configuration: ratio_of((2.0 if configuration.precision == "int8" else 1.0) + faster[configuration])
+            for configuration in configurations
+        }
 
     chosen = []
     for budget_s in range(10, 400, 10):
         source = Source(measure, budget_s, run_s=0.2, load_s=5.0, evaluation_s=6.0)
         asked = []
-        allowed = source.timed(lambda way, asked=asked: not asked.append(way))
-        best = search(arms, lambda _way: 1, source, allowed, 40)[0].deployment
+        allowed = source.timed(lambda configuration, asked=asked: not asked.append(configuration))
+        best = search(trials, lambda _configuration: 1, source, allowed, 40)[0].deployment
         left_s = source.left_s() - (
             2 * source.each_s if best.precision == "int8" else 0
         )  # the test split, and FP32 on it
@@ -266,15 +299,17 @@ def test_a_search_keeps_within_its_time_and_takes_what_was_evaluated_if_there_is
 @pytest.mark.parametrize(("budget_s", "rounds"), [(50, [3, 3]), (30, [3]), (15, [])])
 def test_without_time_for_a_search_the_most_promising_is_compared_with_the_baseline(budget_s, rounds):
     """An inference takes five seconds: there is time for two measurements of three rounds, for one, or for none."""
-    arms = [arm("a"), arm("a", runtime="two"), arm("a", precision="int8")]
+    trials = [trial_of("a"), trial_of("a", runtime="two"), trial_of("a", precision="int8")]
     done = []
 
-    def measure(ways, count):
-        done.extend(count for _ in ways)
-        return {way: ratio_of(1.3 if way.runtime == "two" else 1.0) for way in ways}
+    def measure(configurations, count):
+        done.extend(count for _ in configurations)
+        return {
+            configuration: ratio_of(1.3 if configuration.runtime == "two" else 1.0) for configuration in configurations
+        }
 
     source = Source(measure, budget_s, run_s=5.0, load_s=5.0)
-    best = search(arms, lambda _way: 1, source, anything, 40)[0]
+    best = search(trials, lambda _configuration: 1, source, anything, 40)[0]
     assert done == rounds
     assert source.left_s() >= 0
     assert source.cut
@@ -293,8 +328,8 @@ def all_equal(_reference, others, _rounds, **_):
     return {name: ratio_of(1.0) for name in others}
 
 
-def equal_here(_self, ways, _rounds):
-    return {way: ratio_of(1.0) for way in ways}
+def equal_here(_self, configurations, _rounds):
+    return {configuration: ratio_of(1.0) for configuration in configurations}
 
 
 def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv, monkeypatch):
@@ -571,8 +606,8 @@ def test_an_answer_is_of_its_question(monkeypatch):
     low = {"max_disagreement": 1.0, "inputs": "a.npz"}
     first, measured = asked(**low)
     assert (first.note, set.union(*measured)) == ("", {"fp32", "fp16", "int8"})  # outputs are compared on the images
-    judged = [row for row in first.candidates if row.link]
-    assert {row.link.tolerance.kind for row in judged} == {"lossy"}
+    evaluated = [row for row in first.candidates if row.link]
+    assert {row.link.tolerance.kind for row in evaluated} == {"lossy"}
     assert asked(**low)[0].candidates == first.candidates
     assert asked(**low)[1] == []
     found, measured = asked(**{**low, "max_disagreement": 0.5})
@@ -582,7 +617,7 @@ def test_an_answer_is_of_its_question(monkeypatch):
     for other in ({**low, "inputs": "b.npz"}, {**low, "name": "second.pth"}):
         found, measured = asked(**other)
         assert (found.note, bool(measured)) == ("", True), other
-        assert [row.link for row in found.candidates if row.link] != [row.link for row in judged], other
+        assert [row.link for row in found.candidates if row.link] != [row.link for row in evaluated], other
     assert asked(name="second.pth")[0].note
     with pytest.raises(Refused, match=r"gone\.npz"):
         asked(**{**low, "inputs": "gone.npz"})
@@ -631,9 +666,9 @@ def test_lower_precision_is_lossy_evaluated_on_images_and_kept_within_what_is_al
     )
     assert loose.deployment.precision in ("fp16", "int8")
     assert loose.model_sha256
-    judged = [row for row in loose.candidates if row.link]
-    assert {row.deployment.precision for row in judged} == {"fp16", "int8"}
-    assert all(row.disagreement is not None and row.link.metrics.images == 16 for row in judged)
+    evaluated = [row for row in loose.candidates if row.link]
+    assert {row.deployment.precision for row in evaluated} == {"fp16", "int8"}
+    assert all(row.disagreement is not None and row.link.metrics.images == 16 for row in evaluated)
     assert loose.images.endswith("32 for calibration, 16 for validation, the other 16 for evaluation")
     assert (loose.link.metrics.images, loose.link.verdict) == (16, "passed")
     other = package.fold(saved("second.pth", 2), num_heads=3)
@@ -785,7 +820,7 @@ def test_a_lower_precision_is_evaluated_as_a_link_on_images_that_did_not_calibra
     package.fold("tiny.pth")
     images = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
     np.savez("x.npz", input=images)
-    calibrated, judged = [], []
+    calibrated, evaluated = [], []
     sound, run = candidate_graphs.to_precision, accuracy_loss.FixedBatch.run
 
     def nothing(graph, precision, pieces, device, **more):
@@ -797,7 +832,7 @@ def test_a_lower_precision_is_evaluated_as_a_link_on_images_that_did_not_calibra
         return typed, kept
 
     def seen(session, feeds):
-        judged.extend(feeds["input"])
+        evaluated.extend(feeds["input"])
         return run(session, feeds)
 
     class Seen(accuracy_loss.FixedBatch):
@@ -813,7 +848,7 @@ def test_a_lower_precision_is_evaluated_as_a_link_on_images_that_did_not_calibra
     row = next(row for row in done.candidates if row.deployment.precision == "int8")
     assert (row.description == "failed as a link") == (classes == 1)
     assert (row.disagreement, row.link.verdict) == (0, "failed" if classes == 1 else "passed")
-    of = {image.tobytes() for image in calibrated}, {image.tobytes() for image in judged}
+    of = {image.tobytes() for image in calibrated}, {image.tobytes() for image in evaluated}
     assert (len(of[0]), len(of[1]), of[0] & of[1]) == (4, 2, set())
 
 
@@ -834,7 +869,7 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
         def __init__(self, description):
             self.description = description
 
-        def final_loss(self, _way):
+        def final_loss(self, _configuration):
             return accuracy_loss.Loss(0.01, None, self.description)
 
     assert accuracy_loss.final_rows(rows, Judged(""), exact) == (rows, accuracy_loss.Loss(0.01, None, ""))
@@ -854,17 +889,20 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
 
 def test_an_exhaustive_search_keeps_time_for_its_last_measurement_and_for_evaluating_the_winner():
     """63 configurations take 630 s. Whatever the time, what is chosen is evaluated in it, on both splits."""
-    arms = [arm("a", names=NAMES[:5]), arm("a", names=NAMES[:5], precision="int8")]
+    trials = [trial_of("a", names=NAMES[:5]), trial_of("a", names=NAMES[:5], precision="int8")]
 
-    def measure(ways, _rounds):
-        return {way: ratio_of(2.0 if way.precision == "int8" else 1.1) for way in ways}
+    def measure(configurations, _rounds):
+        return {
+            configuration: ratio_of(2.0 if configuration.precision == "int8" else 1.1)
+            for configuration in configurations
+        }
 
     found = {}
     for budget_s in (0, 10, 30, 60, 300, 450, 600, 2000):
         source = Source(measure, budget_s, run_s=0.25, load_s=7.0, evaluation_s=4.0)
         asked = []
-        allowed = source.timed(lambda way, asked=asked: not asked.append(way))
-        rows = search_exhaustively(arms, source, allowed, 40)
+        allowed = source.timed(lambda configuration, asked=asked: not asked.append(configuration))
+        rows = search_exhaustively(trials, source, allowed, 40)
         best = rows[0].deployment
         late = 2 * source.each_s if best.precision == "int8" else 0.0  # the test split, and FP32 on it
         assert source.left_s() - late >= 0 or budget_s == 10, budget_s  # 10 s: one configuration at least
@@ -878,12 +916,12 @@ def test_an_exhaustive_search_keeps_time_for_its_last_measurement_and_for_evalua
 
 def test_rounds_are_those_of_the_measurement_that_is_shown():
     """50 are known of an earlier search; this one asked for 6."""
-    known = arm("b").start
-    source = Source(lambda ways, _rounds: {way: ratio_of(1.0) for way in ways})
+    known = trial_of("b").start
+    source = Source(lambda configurations, _rounds: {configuration: ratio_of(1.0) for configuration in configurations})
     source.found = {known: Measured(ratio_of(0.9), 50)}
     for rows in (
-        search([arm("a")], lambda _: 1, source, anything, 50),
-        search_exhaustively([arm("a")], source, anything, 50),
+        search([trial_of("a")], lambda _: 1, source, anything, 50),
+        search_exhaustively([trial_of("a")], source, anything, 50),
     ):
         assert next(row.rounds for row in rows if row.deployment == known) == 50
 
@@ -1019,8 +1057,8 @@ def test_a_rewrite_that_is_right_at_the_exporters_batch_alone_is_thrown_away(tmp
     torch.manual_seed(0)
     net = MetaFormer(TINY, final_affine=False).eval()
     spec = GraphSpec((32, 32), opset=18, rewrites=(Rewrite("shifted", "never", shifted),), simplifiers=())
-    ways = Proving("net", spec, {}, tmp_path, lambda *_: None)
-    made = exported_graph(ways, net, net.state_dict(), (3, 32, 32), output="logits")
+    configurations = Proving("net", spec, {}, tmp_path, lambda *_: None)
+    made = exported_graph(configurations, net, net.state_dict(), (3, 32, 32), output="logits")
     assert {link.name: link.verdict for link in made.links[:2]} == {"exported": "passed", "form": "failed"}
     assert made.changes == ()
 
@@ -1040,8 +1078,8 @@ def test_of_a_preset_the_rewrites_are_left_out_that_are_wrong_on_this_graph(tmp_
 
     def exported(*rewrites):
         spec = GraphSpec((32, 32), opset=18, rewrites=rewrites, simplifiers=())
-        ways = Proving("net", spec, {}, tmp_path, lambda *_: None)
-        made = exported_graph(ways, net, net.state_dict(), (3, 32, 32), output="logits")
+        configurations = Proving("net", spec, {}, tmp_path, lambda *_: None)
+        made = exported_graph(configurations, net, net.state_dict(), (3, 32, 32), output="logits")
         lines = [(link.verdict, link.note) for link in made.links if link.name == "form"]
         return [change.rewrite for change in made.changes], lines
 
@@ -1082,14 +1120,14 @@ def test_what_is_tuned_for_another_runtime_is_exported_and_measured_as_it_was(re
     assert {row.deployment.runtime for row in done.candidates} == {"onnxruntime", "openvino"}
     assert all(row.ratio or row.description.startswith(("skipped", "the baseline")) for row in done.candidates)
     other = {"target": "x86-64-openvino", "runtime": "openvino"}
-    way = done.baseline.model_copy(update=other)
-    write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": way}))
+    configuration = done.baseline.model_copy(update=other)
+    write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": configuration}))
     assert repaconv("export", "--preset", "tuned.json")[0] == 0
     assert Path("repaconv-out/tiny/model.x86-64-openvino.form-tuned.onnx").is_file()
     code, out, _ = repaconv("bench", "--preset", "tuned.json", "--rounds", "2", "--format", "json")
     measured = json.loads(out)["data"]
     assert (code in (0, 5), measured["target"]) == (True, "x86-64-openvino")
-    far = done.model_copy(update={"deployment": way.model_copy(update={"settings": ("CACHE_DIR=/tmp",)})})
+    far = done.model_copy(update={"deployment": configuration.model_copy(update={"settings": ("CACHE_DIR=/tmp",)})})
     write_artefact(Path("tuned.json"), far)
     code, _, err = repaconv("bench", "--preset", "tuned.json", "--rounds", "2")
     assert (code, "has no setting CACHE_DIR" in err) == (2, True)
@@ -1099,8 +1137,8 @@ def test_a_fold_in_a_tuned_form_keeps_what_its_int8_leaves(repaconv, tiny):
     package.fold(tiny)
     np.savez("x.npz", input=np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32))
     done = package.tune(rewrites=["bias-forward"], rounds=2)
-    way = done.baseline.model_copy(update={"precision": "int8", "fp32_modules": ("patch_embed.proj",)})
-    write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": way}))
+    configuration = done.baseline.model_copy(update={"precision": "int8", "fp32_modules": ("patch_embed.proj",)})
+    write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": configuration}))
     package.fold(tiny, preset="tuned.json", out="tuned")
     whole, kept = (
         package.export(run, precision="int8", inputs="x.npz").fp32_nodes for run in ("repaconv-out/tiny", "tuned")
@@ -1121,7 +1159,7 @@ def test_what_is_lossy_on_another_runtime_is_exported_built_measured_and_gated(r
     assert {row.deployment.runtime for row in done.candidates} == {"onnxruntime", "openvino"}
     assert all(row.ratio or row.description.startswith(("skipped", "the baseline")) for row in done.candidates)
     multiplies = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    way = done.baseline.model_copy(
+    configuration = done.baseline.model_copy(
         update={
             "target": "x86-64-openvino",
             "runtime": "openvino",
@@ -1129,7 +1167,7 @@ def test_what_is_lossy_on_another_runtime_is_exported_built_measured_and_gated(r
             "settings": ("INFERENCE_PRECISION_HINT=bf16",) if multiplies else (),
         }
     )
-    write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": way}))
+    write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": configuration}))
     code, _, err = repaconv("export", "--preset", "tuned.json")
     assert (code, "--images" in err) == (2, True)
     assert repaconv("export", "--preset", "tuned.json", "--inputs", "x.npz")[0] == 0
@@ -1173,8 +1211,11 @@ def test_a_runtime_that_is_not_here_is_left_out_and_an_unknown_one_refused(repac
 def test_int8_of_another_quantizer_is_tried_where_it_is_worth_it_and_exported_as_it_was(tiny, monkeypatch):
     pytest.importorskip("nncf")
 
-    def by_nncf(_self, ways, _rounds):
-        return {way: ratio_of(2.0 if way.quantizer == "nncf" else 1.0) for way in ways}
+    def by_nncf(_self, configurations, _rounds):
+        return {
+            configuration: ratio_of(2.0 if configuration.quantizer == "nncf" else 1.0)
+            for configuration in configurations
+        }
 
     monkeypatch.setattr(stage.LocalMeasurement, "__call__", by_nncf)
     folded = package.fold(tiny)
@@ -1200,7 +1241,9 @@ def test_throughput_tries_a_stream_for_every_core_and_larger_batches_against_one
     device = load_target("x86-64")
     machine = Runtimes((device, load_target("cpu-torch")), {}, ())
     found = dict(initial_trials(machine, Workload("throughput", 4, 1, True), lossy=False, here=False))
-    assert [(way.streams, way.threads, way.batch) for way in found] == 2 * [(1, 4, 1)]
+    assert [(configuration.streams, configuration.threads, configuration.batch) for configuration in found] == 2 * [
+        (1, 4, 1)
+    ]
     ours, torchs = found.values()
     assert ours == [{"streams": 4, "threads": 1}, {"batch": 4}, {"batch": 16}]
     assert torchs == [{"batch": 4}, {"batch": 16}]
@@ -1253,11 +1296,17 @@ def test_graphs_of_one_image_size_are_tuned_and_exported_if_asked_for(repaconv, 
     """A dynamic size hides it from `winograd`, which applies to images of known size only."""
     tried = []
 
-    def faster_by_winograd(self, ways, _rounds):
-        tried.append({name for way in ways for name in way.rewrites})
-        shapes = [onnx.load(self.graphs.path(way)).graph.input[0].type.tensor_type.shape.dim for way in ways]
+    def faster_by_winograd(self, configurations, _rounds):
+        tried.append({name for configuration in configurations for name in configuration.rewrites})
+        shapes = [
+            onnx.load(self.graphs.path(configuration)).graph.input[0].type.tensor_type.shape.dim
+            for configuration in configurations
+        ]
         assert all(bool(dim[2].dim_value) == bool(self.graphs.fixed_size) for dim in shapes)
-        return {way: ratio_of(2.0 if "winograd" in way.rewrites else 1.0) for way in ways}
+        return {
+            configuration: ratio_of(2.0 if "winograd" in configuration.rewrites else 1.0)
+            for configuration in configurations
+        }
 
     monkeypatch.setattr("repaconv.stages.tune.speed_measurements.LocalMeasurement.__call__", faster_by_winograd)
     run = package.fold(three_by_three("any.onnx", None)).output_files[0]

@@ -55,13 +55,13 @@ def _refused(message: str, code: str) -> Refused:
     return Refused(f"{message}.", hint="Take the file as the kit wrote it, and its own kit.json.", code=f"gpu.{code}")
 
 
-def judged(result: dict[str, Any], kit: dict[str, Any]) -> dict[str, Any]:
+def evaluated(result: dict[str, Any], kit: dict[str, Any]) -> dict[str, Any]:
     """The result with a verdict for every step, and for the whole."""
     return _whole(result, [_judged(step) for step in result["steps"]], kit)
 
 
 def joined(found: dict[str, Any], kept: dict[str, Any], kit: dict[str, Any]) -> dict[str, Any]:
-    """A judged result, and of an earlier one of the same GPU what did not run now; such a step names its kit."""
+    """An evaluated result, and of an earlier one of the same GPU what did not run now; such a step names its kit."""
     earlier = {step["name"]: {"kit": kept["kit"], **step} for step in kept["steps"] if _stays(step)}
     ran = {step["name"] for step in found["steps"] if step["verdict"] != "not verified" or step["status"] == "done"}
     rows = [step if step["name"] in ran else earlier.get(step["name"], step) for step in found["steps"]]
@@ -222,7 +222,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         kit = json.loads(given.kit.read_text())
-        found = judged(read(given.result, kit), kit)
+        found = evaluated(read(given.result, kit), kit)
         try:
             place = place_of(found)
             if place.is_file():

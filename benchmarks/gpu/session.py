@@ -316,10 +316,10 @@ def alone(work: Path) -> IO[str]:
 
 def exit_code(result: dict[str, Any]) -> int:
     """1 where something failed, 3 where nothing was verified on a GPU since there is none, else 0."""
-    judged = [step["status"] for step in result["steps"] if step["kind"] in ("row", "engine", "tune")]
-    if "failed" in judged:
+    evaluated = [step["status"] for step in result["steps"] if step["kind"] in ("row", "engine", "tune")]
+    if "failed" in evaluated:
         return 1
-    return 0 if "done" in judged else 3
+    return 0 if "done" in evaluated else 3
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ def put_presets(result: Mapping[str, Any], source: str, folder: Path = TARGETS) 
     that was not conclusive or failed.
 
     Args:
-        result: What `gpu.result_evaluation.judged` returned.
+        result: What `gpu.result_evaluation.evaluated` returned.
         source: Where it is kept.
         folder: Folder of the targets.
     """

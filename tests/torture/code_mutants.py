@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 from torture import mutation_operators, mutation_test_networks
 from torture.child_process import in_a_child
 
-HOUSE = Path(__file__).resolve().parents[2] / "repaconv"
-RESULT = HOUSE.parent / "benchmarks" / "results" / "code_mutants.json"
-ROOMS = {
+PACKAGE = Path(__file__).resolve().parents[2] / "repaconv"
+RESULT = PACKAGE.parent / "benchmarks" / "results" / "code_mutants.json"
+MODULE_GROUPS = {
     "the algebra and the papers": ("algebra/*.py", "methods/*.py", "methods/*/*.py"),
     "the fold": ("rewrites/fold/*.py",),
     "rewrites for speed": ("rewrites/speed/*.py",),
@@ -48,21 +48,21 @@ FATES = ("survived", "caught", "stopped", "as good", "the same")
 class Mutant(NamedTuple):
     """A change, and the networks that run its line."""
 
-    room: str
+    group: str
     file: str
     change: mutation_operators.Change
     networks: tuple[str, ...]
 
 
-def sources(room: str) -> list[Path]:
+def sources(group: str) -> list[Path]:
     """Its files."""
-    found = {path for pattern in ROOMS[room] for path in HOUSE.glob(pattern)}
+    found = {path for pattern in MODULE_GROUPS[group] for path in PACKAGE.glob(pattern)}
     return sorted(path for path in found if path.name != "__init__.py")
 
 
 def traced(net: Path, at: Path) -> tuple[list[tuple[str, int]], str]:
     """The lines that a network runs by, and the hash of what was written."""
-    known, seen = {str(path) for room in ROOMS for path in sources(room)}, set()
+    known, seen = {str(path) for group in MODULE_GROUPS for path in sources(group)}, set()
 
     def line(frame: FrameType, _event: str, _told: Any) -> Any:
         seen.add((frame.f_code.co_filename, frame.f_lineno))
@@ -75,7 +75,7 @@ def traced(net: Path, at: Path) -> tuple[list[tuple[str, int]], str]:
     sys.settrace(call)
     message = mutation_test_networks.run(net, at)
     sys.settrace(None)
-    return sorted((str(Path(file).relative_to(HOUSE)), number) for file, number in seen), message
+    return sorted((str(Path(file).relative_to(PACKAGE)), number) for file, number in seen), message
 
 
 def prepared(at: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -119,9 +119,9 @@ def mutants(known: dict[str, Any], seed: int, operators: Iterable[str]) -> list[
     """All that any network runs by, in the order in which they are tried: rooms and operators by turns."""
     lines = {name: {tuple(line) for line in net["lines"]} for name, net in known.items()}
     cells: dict[tuple[str, str], list[Mutant]] = defaultdict(list)
-    for room in ROOMS:
-        for path in sources(room):
-            file, events, body = str(path.relative_to(HOUSE)), mutation_operators.lines_of(path), _bodies(path)
+    for group in MODULE_GROUPS:
+        for path in sources(group):
+            file, events, body = str(path.relative_to(PACKAGE)), mutation_operators.lines_of(path), _bodies(path)
             for change in mutation_operators.changes_of(path):
                 own, statement, first = change.lines
                 runs = []
@@ -134,10 +134,10 @@ def mutants(known: dict[str, Any], seed: int, operators: Iterable[str]) -> list[
                     ):
                         runs.append(name)
                 if runs:
-                    cells[room, change.operator].append(Mutant(room, file, change, tuple(runs)))
+                    cells[group, change.operator].append(Mutant(group, file, change, tuple(runs)))
     for key, cell in cells.items():
         random.Random(f"{seed} {key}").shuffle(cell)
-    order = [cells[room, operator] for operator in operators for room in ROOMS]
+    order = [cells[group, operator] for operator in operators for group in MODULE_GROUPS]
     return [mutant for turn in zip_longest(*order) for mutant in turn if mutant is not None]
 
 
@@ -184,7 +184,7 @@ def _ended(mutant: Mutant, net: Path, sound: str, at: Path) -> tuple[str, str]:
 
 
 def _mutated(mutant: Mutant, net: Path, at: Path) -> list[str]:
-    mutation_operators.plant(HOUSE / mutant.file, mutant.change.number)
+    mutation_operators.plant(PACKAGE / mutant.file, mutant.change.number)
     from repaconv.core.errors import GateFailed, RepaconvError
 
     try:
@@ -245,7 +245,7 @@ def main() -> None:
         if (mutant.file, change.number) in judged:
             continue
         found = tried(mutant, known, at, seed)
-        row = {"room": mutant.room, "file": mutant.file, "line": change.lines[0], "number": change.number}
+        row = {"room": mutant.group, "file": mutant.file, "line": change.lines[0], "number": change.number}
         row |= {"function": change.function, "operator": change.operator, "was": change.was, "becomes": change.becomes}
         rows.append({**row, "ended": worst(found), "networks": found})
         with done.open("a") as file:

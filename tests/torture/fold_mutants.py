@@ -35,8 +35,8 @@ from torture import graphs, preloaded_imports, result_page
 from torture.child_process import in_a_child
 from torture.small_checkpoints import net
 
-HOUSE = Path(repaconv.__file__).parent
-ROOMS = ("algebra/*.py", "methods/*/paper_equations.py", "rewrites/*/*.py", "graph/*.py", "onnx_export/*.py")
+PACKAGE = Path(repaconv.__file__).parent
+MODULE_GROUPS = ("algebra/*.py", "methods/*/paper_equations.py", "rewrites/*/*.py", "graph/*.py", "onnx_export/*.py")
 STRATA = (("algebra", "methods"), ("rewrites",), ("graph", "onnx_export"))
 """The papers' algebra, what rewrites a graph, and what sees one (shapes, indexing, attention) or writes it."""
 NETWORKS = 4
@@ -89,7 +89,7 @@ def _result(at: Path) -> list[str]:
 
 
 def sources() -> list[Path]:
-    return [path for room in ROOMS for path in sorted(HOUSE.glob(room)) if path.name != "__init__.py"]
+    return [path for group in MODULE_GROUPS for path in sorted(PACKAGE.glob(group)) if path.name != "__init__.py"]
 
 
 def traced(run: str, at: Path) -> tuple[list[Line], list[str]]:
@@ -170,20 +170,20 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         look = _Change()
         for statement in node.body:
             look.visit(statement)
-        message = str(path.relative_to(HOUSE))
+        message = str(path.relative_to(PACKAGE))
         for number, (line, was, becomes) in enumerate(look.found):
             yield Mutant(message, line, name, number, was, becomes)
 
 
 def plant(mutant: Mutant) -> None:
     """Give the function the other code, whoever holds it."""
-    path = HOUSE / mutant.file
+    path = PACKAGE / mutant.file
     tree = ast.parse(path.read_text())
     node = dict(functions(tree))[mutant.function]
     change = _Change(mutant.number)
     node.body = [change.visit(statement) for statement in node.body]
     whole = compile(ast.fix_missing_locations(tree), str(path), "exec")
-    owner: Any = importlib.import_module(".".join(("repaconv", *path.relative_to(HOUSE).with_suffix("").parts)))
+    owner: Any = importlib.import_module(".".join(("repaconv", *path.relative_to(PACKAGE).with_suffix("").parts)))
     *outer, name = mutant.function.split(".")
     for each in outer:
         owner = getattr(owner, each)
@@ -249,9 +249,9 @@ def _left(mutants: list[Mutant], rows: list[dict[str, Any]], count: int) -> list
     random.Random(20).shuffle(mutants)
     known = {Mutant(*(row[name] for name in Mutant._fields)) for row in rows}
     found: list[Mutant] = []
-    for rooms in STRATA:
-        have = sum(_room(mutant) in rooms for mutant in known)
-        stratum = [mutant for mutant in mutants if _room(mutant) in rooms and mutant not in known]
+    for groups in STRATA:
+        have = sum(_room(mutant) in groups for mutant in known)
+        stratum = [mutant for mutant in mutants if _room(mutant) in groups and mutant not in known]
         found += stratum[: max(count // len(STRATA) - have, 0)]
     return found
 
@@ -285,7 +285,7 @@ def main() -> None:
     found = json.loads(known.read_text())
     lines = {run: {tuple(line) for line in seen} for run, (seen, _) in found.items()}
     sound = {run: result for run, (_, result) in found.items()}
-    by = {mutant: [run for run in RUNS if (str(HOUSE / mutant.file), mutant.line) in lines[run]]
+    by = {mutant: [run for run in RUNS if (str(PACKAGE / mutant.file), mutant.line) in lines[run]]
           for path in sources() for mutant in mutants_of(path)}  # fmt: skip
     done = at / "done.jsonl"
     rows = [json.loads(line) for line in done.read_text().splitlines()] if done.is_file() else []

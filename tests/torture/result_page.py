@@ -62,7 +62,7 @@ verification chain does, as it runs for every user.
 |---|---|---|---|---|---|---|
 """
 FATES = ("caught", "stopped", "as good", "the same", "survived")
-ROOMS = {
+MODULE_GROUPS = {
     "the algebra and the papers": ("affine.py", "convolution.py", "algebra", "methods"),
     "what rewrites a graph": ("folds", "forms", "rewrites"),
     "what reads a graph (shapes, indexing, attention) and writes it": ("graphs", "graph", "onnx_export"),
@@ -77,8 +77,8 @@ WHY = {
 def mistakes(rows: list[dict[str, Any]]) -> str:
     """The section of them."""
     lines = []
-    for where, rooms in ROOMS.items():
-        fates = [row["ended"] for row in rows if row["file"].split("/")[0] in rooms]
+    for where, groups in MODULE_GROUPS.items():
+        fates = [row["ended"] for row in rows if row["file"].split("/")[0] in groups]
         lines.append(f"| {where} | {len(fates)} | {' | '.join(str(fates.count(fate)) for fate in FATES)} |")
     left = [row for row in rows if row["ended"] == "survived"]
     texts = [
@@ -118,7 +118,7 @@ folds reach at most {sound:.0%} of that.
 
 | Where | Mutants | caught | stopped | as good | the same | survived |
 |---|---|---|---|---|---|---|
-{rooms}
+{groups}
 
 Most mutants stop by themselves or decide nothing: {known} ended as caught, as good or survived. No survivor in
 {count} means less than {bound:.1%} of such mutants with 95% confidence. Lossy exports (INT8, FP16, BF16) are not among
@@ -142,7 +142,7 @@ def code_mutants(found: dict[str, Any]) -> str:
     decided = sum(row["ended"] in ("caught", "as good", "survived") for row in rows)
     section = ANOTHER.format(
         count=len(rows), networks=found["networks"], sound=found["sound"], known=decided, operators=table("operator"),
-        rooms=table("room"), bound=1 - 0.05 ** (1 / len(rows)), left_out=left_out,
+        groups=table("room"), bound=1 - 0.05 ** (1 / len(rows)), left_out=left_out,
     )  # fmt: skip
     survivors = [row for row in rows if row["ended"] == "survived"]
     left = [f"- `{row['file']}:{row['line']}`: `{row['was']}` -> `{row['becomes']}`" for row in survivors]

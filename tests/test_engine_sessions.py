@@ -31,6 +31,7 @@ from repaconv.engines.torch_cpu import TorchSession
 from repaconv.models import METHODS, checkpoint
 from repaconv.sources.source_model import DEPLOY
 from repaconv.sources.source_of_run import source_model_of
+from repaconv.stages.shared.engine_files import engine_of
 from repaconv.verification.model_runners import ImageSession, TorchRunner
 
 ENGINES = ("onnxruntime", "openvino")
@@ -461,3 +462,16 @@ def test_what_is_imported_reports_nothing_and_leaves_nothing_in_the_home_folder(
     (tmp_path / "home").mkdir()
     subprocess.run([sys.executable, "-c", message], env=home, check=True, capture_output=True, timeout=120)
     assert not list((tmp_path / "home").iterdir())
+
+
+@pytest.mark.parametrize("content", [b"not an engine\n", b"", b"PK\x03\x04\0\0", b"\x80\x02}q\0"])
+def test_what_is_no_engine_by_its_first_bytes_is_not_taken_for_one_of_tensorrt(tiny, repaconv, content):
+    """Without TensorRT it was said to be missing, and `verify` ended with 0."""
+    rc.fold(tiny)
+    rc.export()
+    Path("other.dat").write_bytes(content)
+    for words in ("verify --engine other.dat", "bench --rounds 2 --against other.dat"):
+        code, _, told = repaconv(*words.split())
+        assert (code, "other.dat is no engine: it begins with" in told) == (4, True), told
+    Path("engine.dat").write_bytes(b"ptrt\0\0\xff\xfe")
+    assert engine_of(Path("engine.dat"), None).name == "tensorrt"

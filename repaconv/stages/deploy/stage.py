@@ -45,9 +45,10 @@ def deploy_by(options: DeployOptions, checkpoint: str | Path, *, progress: Progr
         raise Refused(f"there is no file or folder {source}.", hint="Check its path.", code="checkpoint.missing")
     known = [each for each in run_folder.PRECISIONS if each in device.precisions]
     if options.precision not in known:
+        near = "" if options.precision in run_folder.PRECISIONS else did_you_mean(options.precision, known)
         raise UsageProblem(
             f"deploy does not support {options.precision!r} on {device.name}.",
-            hint=f"{did_you_mean(options.precision, known)}Supported: {', '.join(known)}.",
+            hint=f"{near}Supported: {', '.join(known)}.",
             code="deploy.precision",
         )
     stem = run_folder.utf8_stem(source)

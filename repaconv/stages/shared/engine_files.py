@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from repaconv.core import plugins, run_folder
-from repaconv.core.errors import EnvironmentProblem, UsageProblem
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.core.export_variants import DEFAULT_PRECISION
-from repaconv.core.files import read_artefact, require_file, stage_of
+from repaconv.core.files import CHECKPOINT_SUFFIXES, read_artefact, require_file, stage_of
 from repaconv.results import BuildArtefact
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 DEFAULT_RUNTIME = "tensorrt"
 """Runtime of an engine file with an unknown suffix: TensorRT engines may have any name."""
+HEAD_BYTES = 512
+"""Bytes at the beginning of a file that show what it is."""
 
 
 def takes_networks(device: Target) -> bool:
@@ -68,7 +70,11 @@ def build_of(engine: Path) -> BuildArtefact | None:
 
 
 def engine_of(path: Path, built: BuildArtefact | None) -> Engine:
-    """The runtime of an engine file: from its build's result, else by the file's suffix."""
+    """The runtime of an engine file: from its build's result, else by the file's suffix.
+
+    Raises:
+        Refused: ``engine.type`` if it is text, a checkpoint or an archive.
+    """
     name = built.runtime.split(" ")[0] if built else _runtime_by_suffix(path)
     engine: Engine = plugins.load(plugins.ENGINES, name)
     return engine
@@ -80,7 +86,29 @@ def _runtime_by_suffix(path: Path) -> str:
         with suppress(EnvironmentProblem):  # a broken plug-in is not this file's fault
             if path.suffix in plugins.load(plugins.ENGINES, name).opens:
                 return name
+    _require_binary(path)
     return DEFAULT_RUNTIME
+
+
+def _require_binary(path: Path) -> None:
+    """Refuse what is no engine by its first bytes: text, a pickle, or a zip archive, as .pth and .npz files are."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    if _is_text(head) or path.suffix in CHECKPOINT_SUFFIXES or head.startswith((b"PK\x03\x04", b"\x80")):
+        raise Refused(
+            f"{path} is no engine: it begins with {head[:8]!r}.",
+            hint="Give an engine that `repaconv build` wrote, or an ONNX model.",
+            code="engine.type",
+        )
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether the first bytes of a file are text; those of an engine have zeros, or an empty file none."""
+    try:
+        head.decode()
+    except UnicodeDecodeError as problem:
+        return problem.end == len(head) and b"\0" not in head  # a letter that is cut
+    return b"\0" not in head
 
 
 def open_engine(

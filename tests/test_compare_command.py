@@ -170,3 +170,15 @@ def test_a_tolerance_of_zero_is_taken_and_one_out_of_bounds_is_refused(tmp_path,
         with pytest.raises(UsageProblem, match=r"the tolerance --rtol is .*"):
             rc.compare(given, given, rtol=wrong)
     assert repaconv("compare", given, given, "--rtol", "5")[0] == 2
+
+
+def test_what_fold_does_not_take_is_not_told_to_be_folded(tiny, repaconv):
+    rc.fold(tiny)
+    Path("empty").mkdir()
+    Path("text.txt").write_text("text")
+    for other in ("empty", "text.txt"):
+        code, _, told = repaconv("compare", "repaconv-out/tiny", other)
+        assert (code, "hint: Give one of these, or a checkpoint that was folded." in told) == (2, True), told
+    Path("unfolded.pth").write_bytes(tiny.read_bytes() + b"\0")
+    code, _, told = repaconv("compare", "repaconv-out/tiny", "unfolded.pth")
+    assert (code, "hint: Fold it first: repaconv fold unfolded.pth" in told) == (2, True), told

@@ -410,7 +410,7 @@ def find_run(given: Path | None) -> Run:
             raise Refused(f"there is no file or folder {given}.", hint="Check its path.", code="run.missing")
     run = Run(given)
     if not run.fold_json.is_file():
-        if weights := _weights_in(given):
+        if weights := source_in(given):
             raise UsageProblem(
                 f"{given} is not a run folder: it holds a checkpoint, {weights.name}.",
                 hint=f"Fold it first: repaconv fold {shlex.quote(str(given))}",
@@ -426,7 +426,7 @@ def find_run(given: Path | None) -> Run:
     return run
 
 
-def _weights_in(folder: Path) -> Path | None:
+def source_in(folder: Path) -> Path | None:
     """The checkpoint that `fold` takes from a folder: the index of several files, or the weights of a model."""
     with suppress(Refused):  # several, which `fold` asks to choose from
         found = checkpoint_at(folder)

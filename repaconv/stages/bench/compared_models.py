@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.core.files import sha256_of
-from repaconv.core.sharded_checkpoint import bytes_of_checkpoint, checkpoint_at, sha256_of_checkpoint
+from repaconv.core.files import CHECKPOINT_SUFFIXES, sha256_of
+from repaconv.core.sharded_checkpoint import bytes_of_checkpoint, checkpoint_at, is_index, sha256_of_checkpoint
 from repaconv.engines.contract import ENGINE_SUFFIXES
 from repaconv.graph.onnx_files import external_files, read_graph
 from repaconv.results import ComparedEnd
@@ -154,7 +154,9 @@ def _open_checkpoint(path: Path) -> ComparedModel:
             )
     raise UsageProblem(
         f"{path} is not a run folder, an ONNX model or an engine, and no run in {run_folder.OUT}/ was made from it.",
-        hint=f"Fold it first: repaconv fold {shlex.quote(str(path))}",
+        hint=f"Fold it first: repaconv fold {shlex.quote(str(path))}"
+        if path.suffix in CHECKPOINT_SUFFIXES or is_index(path) or run_folder.source_in(path)
+        else "Give one of these, or a checkpoint that was folded.",
         code="compare.unknown",
     )
 

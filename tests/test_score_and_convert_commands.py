@@ -652,9 +652,9 @@ def test_what_is_solved_is_the_least_squares_solution_and_its_condition_that_in_
 def test_what_is_made_of_a_checkpoint_whose_name_is_not_utf_8_is_named_in_utf_8(vit):
     vit = vit.rename(os.fsdecode(b"a\xff.pth"))
     rc.convert(vit, **asked(blocks="2"))
-    assert r"a\udcff.pth" in Path("repaconv-out", r"a\xff-dwconv", "scores.svg").read_text()
+    assert r"<title>a\xff.pth: " in Path("repaconv-out", r"a\xff-dwconv", "scores.svg").read_text()
     rc.score(vit, **asked(samples=20))
-    assert r"a\udcff.pth" in Path("repaconv-out", r"a\xff.score.svg").read_text()
+    assert r"<title>a\xff.pth: " in Path("repaconv-out", r"a\xff.score.svg").read_text()
 
 
 def test_a_method_that_is_not_trained_is_refused_whatever_its_schedule_is(vit):

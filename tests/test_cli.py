@@ -728,6 +728,14 @@ def test_the_next_step_is_of_the_same_run_and_can_be_taken_here(repaconv, tiny):
     assert taken == "repaconv bench --target arm64 --estimate"
 
 
+def test_a_command_without_its_argument_says_what_the_argument_is(repaconv):
+    code, _, err = repaconv("fold")
+    assert (code, "Missing argument 'FILE'." in err) == (2, True)
+    assert "hint: FILE: Checkpoint (.pth," in err
+    assert "Hugging Face folder. See `repaconv fold --help`." in " ".join(err.split())
+    assert "--scheduler: Address of the Dask scheduler." in repaconv("worker", "--target", "x86-64")[2]
+
+
 def test_a_failed_check_names_what_to_do_about_it(repaconv, tiny):
     repaconv("fold", tiny)
     repaconv("export")

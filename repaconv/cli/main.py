@@ -269,6 +269,9 @@ def _usage_error(problem: BaseException, command: str, given: list[str]) -> Repa
     near = did_you_mean(choice[1], re.findall("'([^']*)'", choice[2])) if choice else ""
     if (unknown := UNKNOWN.search(message)) and unknown[1] in OTHER_WORDS:
         message, near = f"{unknown[0]}.", f"Here that is repaconv {OTHER_WORDS[unknown[1]]}. "
+    missing = re.match(r"Missing \w+ '(.*?)'", message)
+    if missing and (meaning := getattr(getattr(problem, "param", None), "help", None)):
+        near = f"{missing[1]}: {meaning.rstrip('.')}. "
     if "No such option" in message and (file := next((each for each in given if _is_dashed_file(each)), "")):
         near = f"If you mean the file, write {shlex.quote(f'./{file}')}. "
     known = command in [each.name for each in app.registered_commands]

@@ -618,6 +618,23 @@ def test_nothing_is_folded_across_a_product_with_infinity(nodes, place, number):
     folded(model, {"x": normal(2, 3, 4)})
 
 
+@pytest.mark.parametrize(("place", "number"), [("scale", np.inf), ("variance", -1e-5), ("mean", np.nan)])
+def test_a_norm_whose_factor_is_infinite_is_not_folded(place, number):
+    """A variance of -epsilon: its root divides by zero."""
+    weights = {
+        "w": normal(4, 4, 1, 1),
+        "scale": normal(4),
+        "bias": normal(4),
+        "mean": normal(4),
+        "variance": normal(4) ** 2,
+    }
+    weights["w"][0, 1:] = 0
+    weights[place][0] = number
+    nodes = "p = Conv(x, w)\n y = BatchNormalization(p, scale, bias, mean, variance)"
+    model = model_of(f"(float[N, 4, 3, 3] x) => (float[N, 4, 3, 3] y) {{ {nodes} }}", **weights)
+    assert operators(rewritten(model, without(()))[0]).count("BatchNormalization") == 1
+
+
 def test_it_is_said_that_a_constant_is_infinite():
     weights = {"w": normal(4, 4), "s": np.array([np.inf, 1, 1, 1], np.float32)}
     model = model_of("(float[N, 3, 4] x) => (float[N, 3, 4] y) { p = MatMul(x, w)\n y = Mul(p, s) }", **weights)

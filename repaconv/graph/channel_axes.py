@@ -45,13 +45,15 @@ def per_channel(numbers: Array | None, value: ir.Value, axis: int, least: int = 
 
 
 def batchnorm(node: ir.Node) -> tuple[Vector, Vector] | None:
-    """Return scale and shift of a BatchNormalization with constant statistics, or None."""
+    """Return scale and shift of a BatchNormalization with constant statistics; None if they are not finite."""
     parts = [constant(value) for value in node.inputs[1:]]
     if any(part is None for part in parts) or len(parts) != 4 or attribute(node, "training_mode", 0):
         return None
     gamma, beta, mean, variance = (part for part in parts if part is not None)
-    scale = gamma / np.sqrt(variance + float(attribute(node, "epsilon", EPSILON)))
-    return scale, beta - mean * scale
+    with np.errstate(all="ignore"):
+        scale = gamma / np.sqrt(variance + float(attribute(node, "epsilon", EPSILON)))
+        shift = beta - mean * scale
+    return (scale, shift) if np.isfinite(scale).all() and np.isfinite(shift).all() else None
 
 
 def write_batchnorm(write: Writer, x: ir.Value, scale: Vector, shift: Vector) -> ir.Value:

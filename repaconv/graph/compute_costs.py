@@ -170,6 +170,11 @@ def macs_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int | None:
     return macs(_at_sizes(proto, at))
 
 
+def known_macs_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int:
+    """Count the multiply-accumulates as `macs_at` does, ignoring nodes of unknown shape."""
+    return known_macs(_at_sizes(proto, at))
+
+
 def largest_product_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int:
     """How many numbers the largest result of a MatMul has at given sizes, if one multiplies two computed values.
 

@@ -167,15 +167,13 @@ class Candidates:
         """MACs per image of the configuration's graph at the measured size; 1 if it runs a PyTorch module."""
         import onnx
 
-        from repaconv.graph.compute_costs import known_macs_of_file, macs_at
+        from repaconv.graph.compute_costs import known_macs_at
 
         if takes_networks(self.device_of(deployment)):
             return 1
         path = self._named(deployment)
         if path not in self.counted:
-            model = onnx.load(self.exact(deployment))
-            counted = macs_at(model, self.sizes(1))
-            self.counted[path] = known_macs_of_file(model) if counted is None else counted
+            self.counted[path] = known_macs_at(onnx.load(self.exact(deployment)), self.sizes(1))
         return self.counted[path]
 
     def exact(self, deployment: Deployment) -> Path:

@@ -57,10 +57,12 @@ SIMILAR_WORTH = 0.4
 LEAST_COST_S = 0.5
 """Least cost of a measurement, so that an improvement can be divided by it."""
 CLEARLY_LARGER = 0.1
-"""Difference of two expected improvements (log of the speedup) from which on the larger one is measured, although it
-costs more for each percent, if there is no time for both."""
+"""If there is no time to measure both of two configurations, the one whose expected improvement (log of the speedup) is
+larger by this is measured, although the other one improves more per second."""
 FINAL_SHARE, LARGEST_FINAL_SHARE = 0.15, 0.4
 """Largest share of the time that is set aside for the last measurements, and for one of them if inferences are slow."""
+EXACT_SHARE = 0.1
+"""Largest share of the time that FP32 trials keep for their first measurements."""
 LAST_COST = 1.2
 """Factor on the expected time of the last measurements: nothing after them can make up for an estimate that was too
 low."""
@@ -369,7 +371,7 @@ class _Search:
                 break
             if not batch:
                 best = self._larger_improvement(best, worth, dict(zip(every, improvements, strict=True)))
-            free_s, cost_s = self._free_s([*batch, best]), self._cost([*batch, best])
+            free_s, cost_s = self._free_s([*batch, best], exact=exact), self._cost([*batch, best])
             if batch and cost_s > GROUP_SHARE * free_s:
                 break
             trial = pool.pop(best)
@@ -500,13 +502,29 @@ class _Search:
         most_s = FIRST_SHARE * self.source.left_s()
         return min(FEWEST if max(costs, default=0.0) > most_s else FIRST, self.rounds)
 
-    def _free_s(self, wanted: Sequence[Deployment]) -> float:
-        """Seconds that are left for measuring these, without what the end of the search needs after that."""
+    def _free_s(self, wanted: Sequence[Deployment], *, exact: bool = False) -> float:
+        """Seconds that are left for measuring these, without what the end of the search needs after that.
+
+        Unless these are chosen among exact configurations, each FP32 trial also keeps the time for one measurement:
+        the fastest of them is the result if a lossy winner is rejected on the test split.
+        """
         finalists = self._ranked()[:FINALISTS] or list(wanted)[:FINALISTS]
         end_s = self._final_s(finalists) + self._decision_s([*finalists, *wanted], evaluations=2)
-        return self.source.left_s() - end_s
+        return self.source.left_s() - end_s - (0.0 if exact else self._exact_s(wanted))
+
+    def _exact_s(self, wanted: Sequence[Deployment]) -> float:
+        """Seconds to measure the FP32 trials of which nothing was measured, at most `EXACT_SHARE`.
+
+        0 if inferences are slow: these trials then use the time of the last measurements.
+        """
+        if self.first == FEWEST:
+            return 0.0
+        measured = {trial.start for trial in self.trial_of.values()} | self.dropped | {*wanted}
+        starts = [trial.start for trial in self.trials if _is_fp32(trial) and trial.start not in measured]
+        return min(self.source.predicted_s(starts, self.first), EXACT_SHARE * self.budget_s) if starts else 0.0
 
     def _final_s(self, finalists: Sequence[Deployment]) -> float:
+        """Seconds set aside for the last measurements, which have fewer rounds if that is too short (`LAST_COST`)."""
         every_s = self.source.predicted_s(finalists[:FINALISTS], self.rounds, written=True)
         one_s = self.source.predicted_s(finalists[:1], FIRST, written=True)
         return min(every_s, max(FINAL_SHARE * self.budget_s, min(one_s, LARGEST_FINAL_SHARE * self.budget_s)))

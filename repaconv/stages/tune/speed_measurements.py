@@ -185,9 +185,10 @@ PREPARE_S = {
 billion MACs with 24 calibration images, on an AMD EPYC with Zen 5)."""
 WRITE_S = (0.1, 0.12)
 """The same of an FP32 graph."""
-GMAC_S, SLOWEST_CPU = 0.009, 3.0
+GMAC_S, SLOWEST_CPU, UNKNOWN_CPU = 0.009, 3.0, 2.0
 """Seconds of an inference per billion MACs on that CPU, on one thread. Where the baseline takes longer, writing graphs
-is expected to take longer by the same factor, up to this one: beyond it, the network is slow and not the CPU."""
+is expected to take longer by the same factor, up to the second number: beyond it, the network is slow and not the CPU.
+The third one is the factor if the baseline was not timed here, because a worker measures."""
 LOAD_S, RUN_S = (0.3, 0.1), (0.0, 0.02)
 """Seconds to load a graph, and of an inference; each until one was timed."""
 WARMUP_ROUNDS, SETTLING_ROUNDS = 2, 3
@@ -249,9 +250,11 @@ class MeasurementCosts:
 
     def _slowness(self) -> float:
         """Expected time to write a graph on this CPU, relative to the CPU of `PREPARE_S`."""
-        run_s = self._run_s(self.baseline) * self.baseline.threads / self.baseline.batch
-        usual_s = self._by_size((0.0, GMAC_S))
-        return min(max(run_s / usual_s, 1.0), SLOWEST_CPU) if usual_s else SLOWEST_CPU
+        timed, usual_s = self.timings.get(self.baseline), self._by_size((0.0, GMAC_S))
+        if timed is None or not usual_s:
+            return UNKNOWN_CPU
+        run_s = timed.run_s * self.baseline.threads / self.baseline.batch
+        return min(max(run_s / usual_s, 1.0), SLOWEST_CPU)
 
     def _load_s(self, deployment: Deployment) -> float:
         if deployment in self.timings:

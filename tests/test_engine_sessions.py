@@ -471,7 +471,13 @@ def test_what_is_no_engine_by_its_first_bytes_is_not_taken_for_one_of_tensorrt(t
     rc.export()
     Path("other.dat").write_bytes(content)
     for words in ("verify --engine other.dat", "bench --rounds 2 --against other.dat"):
-        code, _, told = repaconv(*words.split())
-        assert (code, "other.dat is no engine: it begins with" in told) == (4, True), told
-    Path("engine.dat").write_bytes(b"ptrt\0\0\xff\xfe")
-    assert engine_of(Path("engine.dat"), None).name == "tensorrt"
+        code, _, message = repaconv(*words.split())
+        why = "it begins with" if content else "it is empty"
+        assert (code, f"other.dat is no engine: {why}" in message) == (4, True), message
+    for name, engine in (
+        ("engine.dat", b"ptrt\0\0\xff\xfe"),
+        ("engine.bin", b"ftrt" + bytes(8)),
+        ("engine.pt", b"vtrt"),
+    ):
+        Path(name).write_bytes(engine)
+        assert engine_of(Path(name), None).name == "tensorrt"

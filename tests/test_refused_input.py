@@ -230,6 +230,9 @@ def test_a_tilde_that_no_shell_replaced_is_refused(tiny, repaconv, monkeypatch):
         Path("matrix.toml").write_text(matrix.format(*named))
         code, _, message = repaconv("sweep", "matrix.toml")
         assert (code, "begins with ~" in message, "hint: Give /home/somebody" in message) == (4, True, True), message
+    Path("matrix.toml").write_text(matrix.format("net.pth", "", "x86-64").replace("arch = ''", "inputs = '~/x.npz'"))
+    code, _, message = repaconv("sweep", "matrix.toml")
+    assert (code, "~/x.npz begins with ~" in message) == (4, True), message
     Path("~").mkdir()  # then it is meant
     assert rc.fold(tiny, out="~/run").output_files
     assert rc.fold(tiny, out="~net").output_files

@@ -236,7 +236,7 @@ def test_what_the_index_does_not_name_is_not_read(big, repaconv):
     code, _, err = repaconv("fold", big)
     assert (code, f"not read: more, which {INDEX.name} does not name" in " ".join(err.split())) == (0, True), err
     done = run_folder.fold_of(run_folder.Run(Path("repaconv-out/model")))
-    assert done.origin.container == "safetensors in 3 parts, without 1 that the index does not name"
+    assert done.origin.container == "safetensors in 3 parts, 1 tensor not read"
     assert done.payload.sha256 == plain.payload.sha256
     assert rc.verify().verdict == "passed"
 

@@ -564,7 +564,7 @@ def _open_parts(index: Path) -> Contents:
     )
     return Contents(
         f"{containers} in {len(parts)} part{'s' * (len(parts) > 1)}"
-        + (f", without {len(unnamed)} that the index does not name" if unnamed else ""),
+        + (f", {len(unnamed)} tensor{'s' * (len(unnamed) > 1)} not read" if unnamed else ""),
         {**value, **({"__metadata__": metadata} if metadata else {})},
         tuple(dict.fromkeys(each for contents in opened.values() for each in contents.placeholders)),
         PartsChecksums(checksums, tuple(contents.checksums for contents in opened.values())),

@@ -22,6 +22,7 @@ from repaconv.core.terminal import as_wide_as_terminal, discard, plain, relative
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from repaconv.core.run_folder import Run
     from repaconv.results import Record
 
 SCHEMA_VERSION = 1
@@ -223,30 +224,36 @@ def print_next_step(command: str, done: Record) -> None:
 
 
 REMEDIES = {
-    "lossy": "repaconv tune --max-disagreement 0.5% --inputs FILE.npz finds layers to keep in FP32; "
+    "int8": "repaconv tune{run} --max-disagreement 0.5% --inputs FILE.npz finds layers to keep in FP32; "
     "export --keep-fp32 LAYERS keeps those that you name",
-    "exact": "repaconv verify --drift shows how the error grows from layer to layer",
-    "not verified": "repaconv verify --inputs FILE.npz, with images of the kind that the network is for",
+    "exact": "repaconv verify{run} --drift shows how the error grows from layer to layer",
+    "not verified": "repaconv verify{run} --inputs FILE.npz, with images of the kind that the network is for",
     "inconclusive": "stop other processes and repeat it; --rounds N measures longer",
 }
-"""What to do about a failed link of lower precision, another failed link, one that is not verified, a measurement."""
+"""What to do about a failed link of an INT8 model, of an exact one, a link that is not verified, a measurement."""
 
 
 def print_remedy(command: str, done: Record) -> None:
     """Print what to do about a failed check or an inconclusive measurement to stderr, for the steps of a run."""
-    if command not in ("export", "verify", "build", "bench"):
-        return
-    failed = [link for link in getattr(done, "links", ()) if link.verdict == "failed"]
+    if command in ("export", "verify", "build", "bench") and (remedy := _remedy(done)):
+        stderr().print(f"[dim] next[/] {plain(REMEDIES[remedy].format(run=_run_argument(done)))}")
+
+
+def _remedy(done: Record) -> str:
+    """The key of `REMEDIES` for a result; empty if there is none."""
+    agreement = getattr(done, "agreement", None)
+    links = [*getattr(done, "links", ()), *([agreement] if agreement is not None else [])]
+    failed = [link for link in links if link.verdict == "failed"]
     if any(link.tolerance is None or link.tolerance.kind == "exact" for link in failed):
-        remedy = "" if "--drift" in getattr(done, "options", ()) else REMEDIES["exact"]
-    elif failed:
-        remedy = REMEDIES["lossy"]
-    elif getattr(done, "verdict", "") == "not verified":
-        remedy = REMEDIES["not verified"]
-    else:
-        remedy = REMEDIES["inconclusive"] if getattr(done, "inconclusive", False) else ""
-    if remedy:
-        stderr().print(f"[dim] next[/] {plain(remedy)}")
+        return "" if "--drift" in getattr(done, "options", ()) else "exact"
+    if failed:
+        return "int8" if any(link.name == "int8" for link in failed) else ""
+    regression = getattr(done, "regression", None)
+    if regression is not None and regression.verdict == "failed":
+        return ""
+    if any(link.verdict == "not verified" for link in links) and not getattr(done, "inconclusive", False):
+        return "not verified"
+    return "inconclusive" if getattr(done, "inconclusive", False) else ""
 
 
 def _graph_to_fold(done: Record) -> str:
@@ -263,18 +270,35 @@ def _next_command_for_run(command: str, done: Record) -> str:
     from repaconv.stages.shared.exports_of_run import exports_of
     from repaconv.stages.shared.unavailable_targets import measuring_command
 
-    run = run_folder.run_of([*getattr(done, "output_files", ()), *getattr(done, "input_files", ())])
+    run = _run_of(done)
     if run is None:
         return ""
     home = None if run_folder.is_newest(run) else Path(relative_path(str(run.folder)))
     exports = exports_of(run, run_folder.fold_of(run)) if command == "verify" else []
     if not exports:
-        return NEXT[command].format(run=f" {shlex.quote(str(home))}" if home else "")
+        return NEXT[command].format(run=_run_argument(done))
     newest = max(exports, key=lambda each: each.path.stat().st_mtime_ns)
     try:
         return f"repaconv {measuring_command(newest.artefact, home)}"
     except RepaconvError:  # the file of a user-defined target was removed
         return ""
+
+
+def _run_of(done: Record) -> Run | None:
+    """The run of a result's files; None if there is none."""
+    from repaconv.core import run_folder
+
+    return run_folder.run_of([*getattr(done, "output_files", ()), *getattr(done, "input_files", ())])
+
+
+def _run_argument(done: Record) -> str:
+    """The argument that names the run of a result, after a space; empty if commands take that run by default."""
+    from repaconv.core import run_folder
+
+    run = _run_of(done)
+    if run is None or run_folder.is_newest(run):
+        return ""
+    return f" {shlex.quote(relative_path(str(run.folder)))}"
 
 
 def _is_for_other_machine(done: Record) -> bool:

@@ -98,7 +98,10 @@ def read_matrix(path: Path) -> Matrix:
     except ValidationError as error:
         raise _no_matrix(first_problem(error, str(path), lines)) from error
     targets = [target for target in matrix.targets if target.partition("@")[0].endswith(".toml")]
-    for named in (*targets, *(file for each in matrix.models for file in (each.checkpoint, own_file(each.arch or "")))):
+    of_models = (
+        file for each in matrix.models for file in (each.checkpoint, own_file(each.arch or ""), each.inputs or "")
+    )
+    for named in (*targets, *of_models):
         require_no_tilde(Path(named), path.parent)
     return matrix
 

@@ -300,7 +300,7 @@ def _with_rewrites(exported: Graph, rewrites: Sequence[Rewrite], expected: Expec
         wrong_verdicts.add("not verified")
     while found.link is not None and found.link.verdict in wrong_verdicts and len(links) < LEFT_OUT:
         expected.ways.progress(f"{expected.ways.form}: which rewrite is wrong", 0, 0)
-        wrong, link = _first_wrong(exported, rewrites, expected, found.link)
+        wrong, link = _first_wrong(exported, rewrites, expected, found.link, wrong_verdicts)
         links.append(link.noted(f"{wrong.name} was left out"))
         rewrites = [rewrite for rewrite in rewrites if rewrite is not wrong]
         found = _rewritten(exported, rewrites, expected)
@@ -336,14 +336,18 @@ def _rewritten(exported: Graph, rewrites: Sequence[Rewrite], expected: ExpectedO
 
 
 def _first_wrong(
-    exported: Graph, rewrites: Sequence[Rewrite], expected: ExpectedOutputs, link: Link
+    exported: Graph,
+    rewrites: Sequence[Rewrite],
+    expected: ExpectedOutputs,
+    link: Link,
+    wrong_verdicts: Collection[str],
 ) -> tuple[Rewrite, Link]:
     """The rewrite after which the graph is wrong, and before which it is not; ``link`` is that of all of them."""
     right, wrong = 0, len(rewrites)
     while wrong - right > 1:
         half = (right + wrong) // 2
         found = _rewritten(exported, rewrites[:half], expected).link
-        if found is None or found.verdict == "passed":
+        if found is None or found.verdict not in wrong_verdicts:
             right = half
         else:
             wrong, link = half, found

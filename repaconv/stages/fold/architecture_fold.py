@@ -228,7 +228,7 @@ EXPORTED_SUFFIX = ".exported.onnx"
 LARGEST_GRAPH = 2**31 - 2**20
 """Most bytes of weights in one ONNX file: protobuf's limit of 2 GiB, less 1 MiB for the graph itself."""
 MODULE_BYTES = 70
-"""Memory that `repaconv.fold(module)` takes for each number of a network, measured on networks of 80 to 160 million."""
+"""Memory that `repaconv.fold(module)` takes at least for each number of a network, measured with 158 million."""
 USUAL_SIZE = (224, 224)
 """Image size (height, width) in pixels, used where neither the library nor the settings give one."""
 
@@ -471,11 +471,11 @@ def _require_one_file(found: Checkpoint) -> None:
     """
     count = sum(tensor.numel() for tensor in found.tensors.values())
     if 8 * count > LARGEST_GRAPH:
-        memory = f"about {MODULE_BYTES * count / 2**30:.0f} GiB"
+        memory = f"at least {MODULE_BYTES * count / 2**30:.0f} GiB"
         in_memory = f"Fold the module in memory, which takes {memory}: repaconv.fold(module, example=images)."
         raise Refused(
             f"{found.path} has {count:,} numbers, and in float64 one ONNX file holds {LARGEST_GRAPH // 8:,}.",
-            hint=f"Export it yourself in float32, and fold the ONNX model: repaconv fold model.onnx. Or: {in_memory}"
+            hint=f"Export it yourself in float32, and fold the ONNX model: repaconv fold model.onnx. {in_memory}"
             if 4 * count <= LARGEST_GRAPH
             else in_memory,
             code="network.too-large",

@@ -16,7 +16,7 @@ from repaconv.sources import ultralytics_networks
 from repaconv.sources.architecture_recognition import known_networks
 from repaconv.sources.method_detection import choose_method, understood
 from repaconv.stages.fold.layer_correspondence import with_layers
-from repaconv.stages.shared.engine_files import build_of
+from repaconv.stages.shared.engine_files import ENGINES, build_of
 from repaconv.stages.shared.fetched_files import local_weights
 from repaconv.stages.shared.file_hash_check import read_hashed, require_pinned
 from repaconv.stages.shared.option_dataclasses import with_checked_paths
@@ -125,9 +125,6 @@ def _understood(found: Checkpoint, method: str, reading: Reading) -> dict[str, A
 
 # ONNX graphs and engines
 
-# The first bytes of serialized engines. NVIDIA documents no more of a TensorRT engine; the next bytes of a TensorRT-RTX
-# engine are read as version 1.7 writes them.
-ENGINES = {b"ftrt": "TensorRT engine", b"vtrt": "TensorRT-RTX engine"}
 BUILD_FIELDS = ("runtime", "target", "precision", "verdict")
 NOT_CHECKPOINTS = (".onnx", ".ort", ".engine", ".plan", ".blob")
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 DEFAULT_RUNTIME = "tensorrt"
 """Runtime of an engine file with an unknown suffix: TensorRT engines may have any name."""
+# NVIDIA documents no more of a TensorRT engine; the next bytes of a TensorRT-RTX engine are read as version 1.7 writes
+# them.
+ENGINES = {b"ftrt": "TensorRT engine", b"vtrt": "TensorRT-RTX engine"}
+"""The first bytes of serialized engines."""
 HEAD_BYTES = 512
 """Bytes at the beginning of a file that show what it is."""
 
@@ -94,16 +98,18 @@ def _require_binary(path: Path) -> None:
     """Refuse what is no engine by its first bytes: text, a pickle, or a zip archive, as .pth and .npz files are."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
+    if head.startswith(tuple(ENGINES)):
+        return
     if _is_text(head) or path.suffix in CHECKPOINT_SUFFIXES or head.startswith((b"PK\x03\x04", b"\x80")):
         raise Refused(
-            f"{path} is no engine: it begins with {head[:8]!r}.",
+            f"{path} is no engine: it {f'begins with {head[:8]!r}' if head else 'is empty'}.",
             hint="Give an engine that `repaconv build` wrote, or an ONNX model.",
             code="engine.type",
         )
 
 
 def _is_text(head: bytes) -> bool:
-    """Whether the first bytes of a file are text; those of an engine have zeros, or an empty file none."""
+    """Whether the first bytes of a file are text; an engine has zeros among them. An empty file counts as text."""
     try:
         head.decode()
     except UnicodeDecodeError as problem:

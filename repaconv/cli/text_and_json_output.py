@@ -236,7 +236,7 @@ REMEDIES = {
 def print_remedy(command: str, done: Record) -> None:
     """Print what to do about a failed check or an inconclusive measurement to stderr, for the steps of a run."""
     if command in ("export", "verify", "build", "bench") and (remedy := _remedy(done)):
-        stderr().print(f"[dim] next[/] {plain(REMEDIES[remedy].format(run=_run_argument(done)))}")
+        stderr().print(f"[dim] next[/] {plain(REMEDIES[remedy].format(run=_argument(_folder_to_name(_run_of(done)))))}")
 
 
 def _remedy(done: Record) -> str:
@@ -251,9 +251,9 @@ def _remedy(done: Record) -> str:
     regression = getattr(done, "regression", None)
     if regression is not None and regression.verdict == "failed":
         return ""
-    if any(link.verdict == "not verified" for link in links) and not getattr(done, "inconclusive", False):
-        return "not verified"
-    return "inconclusive" if getattr(done, "inconclusive", False) else ""
+    if getattr(done, "inconclusive", False):
+        return "inconclusive"
+    return "not verified" if any(link.verdict == "not verified" for link in links) else ""
 
 
 def _graph_to_fold(done: Record) -> str:
@@ -273,10 +273,10 @@ def _next_command_for_run(command: str, done: Record) -> str:
     run = _run_of(done)
     if run is None:
         return ""
-    home = None if run_folder.is_newest(run) else Path(relative_path(str(run.folder)))
+    home = _folder_to_name(run)
     exports = exports_of(run, run_folder.fold_of(run)) if command == "verify" else []
     if not exports:
-        return NEXT[command].format(run=_run_argument(done))
+        return NEXT[command].format(run=_argument(home))
     newest = max(exports, key=lambda each: each.path.stat().st_mtime_ns)
     try:
         return f"repaconv {measuring_command(newest.artefact, home)}"
@@ -291,14 +291,15 @@ def _run_of(done: Record) -> Run | None:
     return run_folder.run_of([*getattr(done, "output_files", ()), *getattr(done, "input_files", ())])
 
 
-def _run_argument(done: Record) -> str:
-    """The argument that names the run of a result, after a space; empty if commands take that run by default."""
+def _folder_to_name(run: Run | None) -> Path | None:
+    """The folder of a run, relative to the current one; None if commands take that run by default."""
     from repaconv.core import run_folder
 
-    run = _run_of(done)
-    if run is None or run_folder.is_newest(run):
-        return ""
-    return f" {shlex.quote(relative_path(str(run.folder)))}"
+    return None if run is None or run_folder.is_newest(run) else Path(relative_path(str(run.folder)))
+
+
+def _argument(folder: Path | None) -> str:
+    return f" {shlex.quote(str(folder))}" if folder else ""
 
 
 def _is_for_other_machine(done: Record) -> bool:

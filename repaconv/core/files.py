@@ -112,7 +112,7 @@ def require_no_tilde(path: Path, folder: Path = Path()) -> None:
     """Refuse ``~/file``, unless there is a folder of that name: a shell leaves the ``~`` of ``--out=~/file`` as it is.
 
     Args:
-        path: The path as given.
+        path: The path as the user wrote it.
         folder: The folder that it is relative to.
 
     Raises:

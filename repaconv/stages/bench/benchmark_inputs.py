@@ -10,7 +10,7 @@ from repaconv.core.errors import UsageProblem
 from repaconv.engines.contract import GpuSession
 from repaconv.results import ImageSize, Preprocessing
 from repaconv.stages.bench.benchmark_subjects import BenchmarkSubject, BenchmarkSubjects
-from repaconv.stages.shared.evaluation_images import MAX_IMAGES, NO_IMAGES, NO_IMAGES_OF_FP32, evaluation_images
+from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images, why_without_images
 from repaconv.stages.shared.input_selection import scores_output
 from repaconv.stages.shared.model_opening import MIN_COMPARED_IMAGES, OpenedModel
 from repaconv.verification.input_batches import Batch
@@ -60,6 +60,7 @@ def choose_benchmark_inputs(
     """
     first = known.subjects[0]
     session, source_model = models[first.name].session, known.source_model
+    why_no_evidence = why_without_images(known.export.artefact if known.export is not None else None)
     if source_model is not None and source_model.folded.image_size is None:
         rows = _evaluation_rows(known, batch)
         if isinstance(rows, BenchmarkInputs):
@@ -68,10 +69,10 @@ def choose_benchmark_inputs(
             list(source_model.random_inputs(RANDOM_CALLS, seed, batch=batch).batches()),
             None,
             why_unusable=rows,
-            no_evidence=_without_images(known),
+            no_evidence=why_no_evidence,
         )
     if source_model is None and not takes_images(session):
-        return BenchmarkInputs(_random_inputs(first.path, session, seed), None, no_evidence=_without_images(known))
+        return BenchmarkInputs(_random_inputs(first.path, session, seed), None, no_evidence=why_no_evidence)
     shape = image_shape(channels_first(session.inputs[0]), batch, size, first.path)
     own = _evaluation_inputs(known, models, shape, batch)
     if isinstance(own, BenchmarkInputs):
@@ -84,14 +85,8 @@ def choose_benchmark_inputs(
         given.name,
         why_unusable=own,
         scores=_scores(known, given),
-        no_evidence=_without_images(known),
+        no_evidence=why_no_evidence,
     )
-
-
-def _without_images(known: BenchmarkSubjects) -> str:
-    """Why random images do not verify a lossy model; an FP32 export, which a runtime lowers itself, takes no images."""
-    lowered_by_runtime = known.export is not None and known.export.artefact.precision == "fp32"
-    return NO_IMAGES_OF_FP32 if lowered_by_runtime else NO_IMAGES
 
 
 def _scores(known: BenchmarkSubjects, given: Inputs) -> str:

@@ -20,7 +20,7 @@ from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.build.options import BuildOptions
 from repaconv.stages.shared.engine_files import version_for
-from repaconv.stages.shared.evaluation_images import MAX_IMAGES, NO_IMAGES_OF_FP32, evaluation_images, without_evidence
+from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images, why_without_images, without_evidence
 from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
 from repaconv.stages.shared.option_dataclasses import by_name
@@ -320,7 +320,7 @@ def _comparison_inputs(plan: _Plan, source_model: SourceModel, size: ImageSize |
     """
     exported, lossy = plan.exported, plan.options.precision != "fp32"
     lowered = lossy and exported.precision == "fp32"
-    given = NO_IMAGES_OF_FP32 if lowered else evaluation_images(source_model, exported, most=MAX_IMAGES)
+    given = why_without_images(exported) if lowered else evaluation_images(source_model, exported, most=MAX_IMAGES)
     if not isinstance(given, str):
         if given.size != size:
             given = f"the engine does not take images of the size of {given.name}"

@@ -28,6 +28,11 @@ NO_IMAGES_OF_FP32 = (
 """The same of an engine that a runtime lowers itself: the export of an FP32 graph takes no images."""
 
 
+def why_without_images(exported: ExportArtefact | None) -> str:
+    """Why random images do not verify a lossy model of an export, or of a file that has none."""
+    return NO_IMAGES_OF_FP32 if exported is not None and exported.precision == "fp32" else NO_IMAGES
+
+
 def image_set(
     split: Split | None,
     inputs: str | Path | None,

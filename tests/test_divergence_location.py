@@ -89,7 +89,7 @@ def test_one_wrong_element_is_found_in_torch(name, layer, weight):
     build, weights, images = net(name)
     right = TorchRunner(build(), weights, double=True)
     wrong = TorchRunner(build(), one_wrong(weights, f"{layer}.{weight}"), double=False)
-    found = locate(TorchValues(right), TorchValues(wrong), {"input": images}, allowed=1e-5)
+    found = locate(TorchValues(right), TorchValues(wrong), [{"input": images}], allowed=1e-5)
     assert found.module == layer, found.reason
 
 
@@ -138,12 +138,12 @@ def test_one_wrong_element_is_found_in_a_graph(name):
             continue
         planted += 1
         traced = OnnxValues(wrong, load_onnx, by_module=True)
-        by_module = locate(TorchValues(runner), traced, {"input": images}, allowed=1e-5)
+        by_module = locate(TorchValues(runner), traced, [{"input": images}], allowed=1e-5)
         assert by_module.module == layer, by_module.reason
         sound, broken = (
             OnnxValues(each, load_onnx, by_module=False) for each in (simplified, in_graph(simplified, layer))
         )
-        by_value = locate(sound, broken, {"input": images}, allowed=1e-5)
+        by_value = locate(sound, broken, [{"input": images}], allowed=1e-5)
         assert by_value.module == layer, by_value.reason
     assert planted >= len(layers) - 1
 
@@ -152,7 +152,7 @@ def test_sound_forms_part_nowhere():
     for name in ("repavit-tiny", "riformer"):
         model, runner = graph(name)
         traced = OnnxValues(model, load_onnx, by_module=True)
-        found = locate(TorchValues(runner), traced, {"input": net(name)[2]}, allowed=1e-5)
+        found = locate(TorchValues(runner), traced, [{"input": net(name)[2]}], allowed=1e-5)
         assert found.module == ""
         assert len(found.drift) > 10
         assert max(row.max_rel_error for row in found.drift) < 1e-4

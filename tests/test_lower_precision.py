@@ -853,3 +853,29 @@ def test_the_figures_of_a_trained_network_are_measured_on_every_cpu():
     assert row["verdict"] == "passed"
     assert ("bf16" in row) == lower_precision.HAS_BF16
     assert row["int8"]["accuracy"] > 0.97
+
+
+def test_largest_values_of_a_graph_are_those_of_all_its_float_values():
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[n, 4] x) => (float[n] y) <float[2] scale = {3.0, -70000.0}, int64[1] axis = {1}> {
+            first, second = Split<axis = 1, num_outputs = 2>(x)
+            scaled = Mul(first, scale)
+            y = ReduceSum<keepdims = 0>(scaled, axis)
+            root = Sqrt(second)
+            wide = Cast<to = 11>(scaled)
+            squares = Mul(wide, wide)
+            kinds = Cast<to = 7>(scaled)
+            start, end = Split<axis = 1, num_outputs = 2>(scaled)
+            two = Constant<value_ints = [2]>()
+            three = Constant<value_ints = [3]>()
+            none = Slice(scaled, two, three, axis)
+        }
+        """
+    )
+    calls = [{"x": np.float32([[1, -2, 4, 9]])}, {"x": np.float32([[-5, 1, 0, 1], [0, 0, 16, -1]])}]
+    found = largest_values(model, load_onnx, calls)
+    expected = {"x": 16, "first": 5, "second": 16, "scaled": 140000, "y": 140003, "start": 15, "end": 140000}
+    expected |= {"wide": 140000, "squares": 140000.0**2, "none": 0, "root": np.nan}
+    assert found == pytest.approx(expected, nan_ok=True)

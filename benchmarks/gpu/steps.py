@@ -166,7 +166,7 @@ def located(link: Any, step: Step, folder: Path, images: Any) -> Any:
     if "networks" in eager.can:
         allowed = link.tolerance.rtol if link.tolerance.kind == "exact" else None
         trace = TorchValues(eager.open(right.network(DEPLOY), SessionSpec(precision=precision)))
-        found = locate(right.exact.trace(), trace, feeds, allowed=allowed, decides=right.decides)
+        found = locate(right.exact.trace(), trace, [feeds], allowed=allowed, decides=right.decides)
     else:
         taken = export_for(right.run, right.folded, plain, "fp32" if precision == "tf32" else precision)
         found = within_engine(right, taken, target, precision, feeds, link.tolerance)

@@ -388,7 +388,7 @@ class OnnxSource:
         """Find the first difference between the original and the folded graph, in float32, by more than rounding."""
         from repaconv.verification.divergence_location import locate
 
-        return locate(self._form(self.given).trace(), self.exact.trace(), feeds, allowed=max(allowed, FLOAT32))
+        return locate(self._form(self.given).trace(), self.exact.trace(), [feeds], allowed=max(allowed, FLOAT32))
 
     def users_names(self, module: str) -> str:
         """Return the names unchanged: folding keeps the names of the user's graph."""

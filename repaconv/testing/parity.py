@@ -95,7 +95,7 @@ def _first_difference(
 
     by_module = isinstance(candidate, _Module) or isinstance(reference, _Module)
     right, wrong = (end.trace(by_module=by_module) for end in (reference, candidate))
-    where = locate(right, wrong, {"input": x}, allowed=allowed)
+    where = locate(right, wrong, [{"input": x}], allowed=allowed)
     return f"first different at {where.module or 'no module that can be named'}: {where.reason}"
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from repaconv.verification.model_runners import TorchRunner
 
 Array = NDArray[np.floating]
+Values = dict[ValueLocation, Array]
 
 # A piece of a trace loads the whole graph once more, so a piece is as large as the values before it allow.
 FIRST_PIECE, LARGEST_PIECE, PIECE_BYTES = 16, 128, 2**28
@@ -34,33 +35,33 @@ INTERMEDIATE_FACTOR = 3.0
 LOSSY_JUMP, LOSSY_FLOOR, LOSSY_LARGE = 4.0, 0.03, 0.1
 
 
-def values_by_piece(
-    places: Sequence[ValueLocation], traces: Sequence[IntermediateValues], feeds: Feeds
-) -> Iterator[tuple[Sequence[ValueLocation], list[dict[ValueLocation, Array]]]]:
-    """Yield some places at a time and their values in each trace, which are freed before the next ones are computed.
+def _values_by_piece(
+    places: Sequence[ValueLocation],
+    reference: IntermediateValues,
+    candidate: IntermediateValues,
+    inferences: Sequence[Feeds],
+) -> Iterator[tuple[Sequence[ValueLocation], Values, Values]]:
+    """Yield some places at a time with their values in both traces, once for each inference.
 
-    Args:
-        places: The places, in the order of the graph.
-        traces: The traces.
-        feeds: Inputs [n, ...] by name.
+    Values are freed before the next ones are computed.
     """
     start, count = 0, FIRST_PIECE
     while start < len(places):
         piece = places[start : start + count]
         start += count
-        found = [trace.values(piece, feeds) for trace in traces]
-        held = sum(value.nbytes for values in found for value in values.values())
-        fitting = int(PIECE_BYTES * len(piece) / max(held, 1))
-        yield piece, found
-        for values in found:
-            values.clear()  # the caller's variables hold them
-        count = max(1, min(LARGEST_PIECE, fitting))
+        held = 1
+        for before, after in zip(reference.values(piece, inferences), candidate.values(piece, inferences), strict=True):
+            held = max(held, sum(value.nbytes for values in (before, after) for value in values.values()))
+            yield piece, before, after
+            before.clear()  # the caller's variables hold them
+            after.clear()
+        count = max(1, min(LARGEST_PIECE, int(PIECE_BYTES * len(piece) / held)))
 
 
 def drift(
     reference: IntermediateValues,
     candidate: IntermediateValues,
-    feeds: Feeds,
+    inferences: Sequence[Feeds],
     only: Container[ValueLocation] | None = None,
 ) -> list[tuple[ValueLocation, Drift]]:
     """Measure the difference at each place that both traces have, in the order of the reference.
@@ -68,29 +69,43 @@ def drift(
     Args:
         reference: Trace of the reference.
         candidate: Trace of the candidate.
-        feeds: Inputs [n, ...] by name.
+        inferences: Inputs [n, ...] by name, of one or more inferences; a difference is that over all of them.
         only: The places to compare; all when None.
     """
-    there = set(candidate.places(feeds))
-    common = [place for place in reference.places(feeds) if place in there and (only is None or place in only)]
-    found: list[tuple[ValueLocation, Drift]] = []
-    for piece, (before, after) in values_by_piece(common, (reference, candidate), feeds):
+    there = set(candidate.places(inferences[0]))
+    common = [place for place in reference.places(inferences[0]) if place in there and (only is None or place in only)]
+    found: dict[ValueLocation, _Difference] = {}
+    for piece, before, after in _values_by_piece(common, reference, candidate, inferences):
         for place in piece:
             if place in before and place in after and before[place].size == after[place].size > 0:
-                a, b = (values[place].ravel().astype(np.float64) for values in (after, before))
-                found.append((place, _difference(place, a, b)))
-    return found
+                found.setdefault(place, _Difference()).add(after[place], before[place])
+    return [(place, found[place].drift(place)) for place in common if place in found]
 
 
-def _difference(place: ValueLocation, a: Array, b: Array) -> Drift:
-    with np.errstate(invalid="ignore", over="ignore"):
-        error = a - b
-        largest, mean = float(np.abs(error).max()), float(np.sqrt((error * error).mean()))
-    return Drift(
-        place=str(place),
-        max_rel_error=largest / (float(np.abs(b).max()) or 1.0),
-        rms_rel_error=mean / (float(np.sqrt((b * b).mean())) or 1.0),
-    )
+class _Difference:
+    """The difference of one value, over one or more inferences."""
+
+    def __init__(self) -> None:
+        self._largest_error = self._largest = self._squared_errors = self._squares = 0.0
+        self._count = 0
+
+    def add(self, candidate: Array, reference: Array) -> None:
+        a, b = (values.ravel().astype(np.float64) for values in (candidate, reference))
+        with np.errstate(invalid="ignore", over="ignore"):
+            error = a - b
+            self._largest_error = float(np.maximum(self._largest_error, np.abs(error).max()))  # NaN remains
+            self._largest = float(np.maximum(self._largest, np.abs(b).max()))
+            self._squared_errors += float((error * error).sum())
+            self._squares += float((b * b).sum())
+        self._count += a.size
+
+    def drift(self, place: ValueLocation) -> Drift:
+        root = [np.sqrt(each / self._count) for each in (self._squared_errors, self._squares)]
+        return Drift(
+            place=str(place),
+            max_rel_error=self._largest_error / (self._largest or 1.0),
+            rms_rel_error=float(root[0]) / (float(root[1]) or 1.0),
+        )
 
 
 def first_apart(curve: Sequence[Drift], allowed: float) -> int | None:
@@ -119,7 +134,7 @@ def first_jump(curve: Sequence[Drift], *, decides: bool = False) -> int | None:
 def locate(
     reference: IntermediateValues,
     candidate: IntermediateValues,
-    feeds: Feeds,
+    inferences: Sequence[Feeds],
     *,
     allowed: float | None,
     decides: bool = False,
@@ -129,12 +144,12 @@ def locate(
     Args:
         reference: Trace of the reference.
         candidate: Trace of the candidate.
-        feeds: Inputs [n, ...] by name, one image or a few.
+        inferences: Inputs [n, ...] by name, of one or a few inferences.
         allowed: The link's tolerance if it is exact, None if it is lossy.
         decides: Whether the network makes discrete decisions; a lossy link then breaks only at values that are not
             finite.
     """
-    found = drift(reference, candidate, feeds)
+    found = drift(reference, candidate, inferences)
     curve = tuple(row for _, row in found)
     if not found:
         return Location(
@@ -207,7 +222,7 @@ def locate_between_seams(training: TorchRunner, deploy: TorchRunner, feeds: Feed
     """
     places = seams(training.module, deploy.module)
     names = dict.fromkeys(place.name for place in places)
-    found = drift(TorchValues(training, names), TorchValues(deploy, names), feeds, set(places))
+    found = drift(TorchValues(training, names), TorchValues(deploy, names), [feeds], set(places))
     curve = tuple(row for _, row in found)
     index = first_apart(curve, allowed)
     if index is None:

@@ -395,8 +395,10 @@ class IntermediateValues(Protocol):
     def places(self, feeds: Feeds) -> list[ValueLocation]:
         """List all places in the order in which their values are computed."""
 
-    def values(self, places: Iterable[ValueLocation], feeds: Feeds) -> dict[ValueLocation, Array]:
-        """Run the model on inputs [n, ...] by name and return the values at these places."""
+    def values(
+        self, places: Iterable[ValueLocation], inferences: Iterable[Feeds]
+    ) -> Iterator[dict[ValueLocation, Array]]:
+        """Run the model on the inputs [n, ...] by name of each inference, and yield the values at these places."""
 
     def module_of(self, place: ValueLocation) -> str:
         """Return the name of the module to report for a place."""
@@ -428,17 +430,21 @@ class TorchValues:
             self._runner.run(feeds)
         return list(seen)
 
-    def values(self, places: Iterable[ValueLocation], feeds: Feeds) -> dict[ValueLocation, Array]:
-        """Return the values; see `IntermediateValues`."""
-        wanted, found = set(places), {}
+    def values(
+        self, places: Iterable[ValueLocation], inferences: Iterable[Feeds]
+    ) -> Iterator[dict[ValueLocation, Array]]:
+        """Yield the values; see `IntermediateValues`."""
+        wanted = set(places)
+        for feeds in inferences:
+            found: dict[ValueLocation, Array] = {}
 
-        def keep(place: ValueLocation, value: Any) -> None:
-            if place in wanted:
-                found[place] = value.detach().double().cpu().numpy()
+            def keep(place: ValueLocation, value: Any, found: dict[ValueLocation, Array] = found) -> None:
+                if place in wanted:
+                    found[place] = value.detach().double().cpu().numpy()
 
-        with self._hooked({place.name: self._parts[place.name] for place in wanted}, keep):
-            self._runner.run(feeds)
-        return found
+            with self._hooked({place.name: self._parts[place.name] for place in wanted}, keep):
+                self._runner.run(feeds)
+            yield found
 
     def module_of(self, place: ValueLocation) -> str:
         """Return the submodule's name; see `IntermediateValues`."""
@@ -500,13 +506,19 @@ class OnnxValues:
         """List the places; see `IntermediateValues`."""
         return list(self._value_names)
 
-    def values(self, places: Iterable[ValueLocation], feeds: Feeds) -> dict[ValueLocation, Array]:
-        """Return the values; see `IntermediateValues`. The graph is run with these values as further outputs."""
+    def values(
+        self, places: Iterable[ValueLocation], inferences: Iterable[Feeds]
+    ) -> Iterator[dict[ValueLocation, Array]]:
+        """Yield the values; see `IntermediateValues`. The graph is run with these values as further outputs."""
         wanted = {place: self._value_names[place] for place in places if place in self._value_names}
         session = self._load(with_outputs(self._model, wanted.values()).SerializeToString())
-        found = session.run(named([port.name for port in session.inputs], feeds))
-        arrays = {place: np.asarray(found[name]) for place, name in wanted.items()}
-        return {place: array for place, array in arrays.items() if np.issubdtype(array.dtype, np.floating)}
+
+        def run(feeds: Feeds) -> dict[ValueLocation, Array]:
+            found = session.run(named([port.name for port in session.inputs], feeds))
+            arrays = {place: np.asarray(found[name]) for place, name in wanted.items()}
+            return {place: array for place, array in arrays.items() if np.issubdtype(array.dtype, np.floating)}
+
+        yield from map(run, inferences)
 
     def module_of(self, place: ValueLocation) -> str:
         """Return the torch module that computes the value; see `IntermediateValues`."""

@@ -17,8 +17,7 @@ from repaconv.results import Link
 from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
 from repaconv.stages.shared.input_selection import Split, fill_batch, scores_output
 from repaconv.stages.shared.task_choice import evaluation_of
-from repaconv.verification.divergence_location import values_by_piece
-from repaconv.verification.model_runners import OnnxValues, load_onnx, named
+from repaconv.verification.model_runners import OnnxValues, load_onnx, named, with_outputs
 
 if TYPE_CHECKING:
     import onnx
@@ -146,7 +145,7 @@ def lower_and_compare(
     """
     from repaconv.verification.comparison import Comparison
     from repaconv.verification.divergence_location import broken, locate
-    from repaconv.verification.model_runners import FixedBatch, OnnxValues
+    from repaconv.verification.model_runners import FixedBatch
     from repaconv.verification.tolerances import tolerance
 
     progress(f"to {precision}", 0, 0)
@@ -170,8 +169,12 @@ def lower_and_compare(
     right, wrong = (OnnxValues(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
     # a broken layer is already wrong on a calibration image; on others, values beyond the range would look like one
     first = calibration[0] if calibration else next(given.test_batches()).given
-    first = {name: fill_batch(array, batch) for name, array in first.items()}
-    where = locate(right, wrong, first, allowed=None, decides=source_model.decides)
+    if batch is None and not given.whole:  # image by image, which takes less memory
+        count = len(next(iter(first.values())))
+        inferences = [{name: array[place : place + 1] for name, array in first.items()} for place in range(count)]
+    else:
+        inferences = [{name: fill_batch(array, batch) for name, array in first.items()}]
+    where = locate(right, wrong, inferences, allowed=None, decides=source_model.decides)
     return LowPrecisionGraph(typed, tuple(broken(link, where) for link in links), kept)
 
 
@@ -217,15 +220,56 @@ def to_precision(
 def largest_values(
     model: onnx.ModelProto, load: Callable[[bytes], Session], calls: Iterable[Feeds]
 ) -> dict[str, float]:
-    """max|value| of each tensor by name over these inputs; NaN if it had a NaN."""
-    trace = OnnxValues(model, load, by_module=False)
+    """max|value| of each float tensor by name over these inputs; NaN if it had a NaN.
+
+    The graph computes the maxima itself: its values as outputs would need much memory, or many sessions.
+    """
     stored = {weight.name for weight in model.graph.initializer}
     names = [value.name for value in model.graph.input if value.name not in stored]
-    found = dict.fromkeys(names, 0.0)
+    session = load(_with_largest_values(model).SerializeToString())
+    found: dict[str, float] = {}
     for call in calls:
         feeds = named(names, call)
-        found |= {name: max(found[name], float(np.abs(array).max(initial=0.0))) for name, array in feeds.items()}
-        for _, (values,) in values_by_piece(trace.places(feeds), (trace,), feeds):
-            for place, value in values.items():
-                found[place.name] = float(np.maximum(found.get(place.name, 0.0), np.abs(value).max(initial=0.0)))
+        for name, given in {**feeds, **session.run(feeds)}.items():
+            value = np.asarray(given)
+            if not np.issubdtype(value.dtype, np.floating):
+                continue
+            if name.startswith(LARGEST):
+                largest = value  # -inf of no values
+            elif name.startswith(SUM):
+                largest = np.where(np.isnan(value), value, 0.0)
+            else:
+                largest = np.abs(value).max(initial=0.0)
+            name = name.removeprefix(LARGEST).removeprefix(SUM)
+            found[name] = float(np.maximum(found.get(name, 0.0), largest))
     return found
+
+
+LARGEST, SUM = "repaconv.largest:", "repaconv.sum:"
+"""Prefixes of the outputs of `_with_largest_values`."""
+
+
+def _with_largest_values(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Copy a graph, with max|value| and sum|value| of its float32 values as outputs, and its other float values.
+
+    ONNX Runtime's maxima skip NaN, its sums do not.
+    """
+    import onnx
+
+    from repaconv.graph.graph_without_weights import inferred_element_types
+
+    kinds, floats = inferred_element_types(model), onnx.TensorProto
+    values = [name for node in model.graph.node for name in node.output if name]
+    unknown = (None, floats.UNDEFINED, floats.FLOAT16, floats.BFLOAT16, floats.DOUBLE)
+    shown = with_outputs(model, [name for name in values if kinds.get(name) in unknown])
+    outputs = [output for output in shown.graph.output if kinds.get(output.name) in unknown]
+    for name in values:
+        if kinds.get(name) == floats.FLOAT:
+            absolute = f"repaconv.absolute:{name}"
+            shown.graph.node.append(onnx.helper.make_node("Abs", [name], [absolute]))
+            for kind, prefix in (("ReduceMax", LARGEST), ("ReduceSum", SUM)):
+                shown.graph.node.append(onnx.helper.make_node(kind, [absolute], [f"{prefix}{name}"], keepdims=0))
+                outputs.append(onnx.ValueInfoProto(name=f"{prefix}{name}"))
+    del shown.graph.output[:]
+    shown.graph.output.extend(outputs)
+    return shown

@@ -56,7 +56,7 @@ def within_graph(
             module="", reason=f"layer search skipped: the rewrites {', '.join(moved)} change intermediate values"
         )
     traced = OnnxValues(candidate, load_onnx, by_module=source_model.by_module)
-    return locate(source_model.stored.trace(), traced, _filled(feeds, {exported.batch}), allowed=allowed.rtol)
+    return locate(source_model.stored.trace(), traced, [_filled(feeds, {exported.batch})], allowed=allowed.rtol)
 
 
 def _against_float32_graph(
@@ -81,7 +81,7 @@ def _against_float32_graph(
     reference = _bare(onnx.load(run_folder.onnx_model_of(source_model.run, single)), single)
     load = loader_for(exported.architecture, exported.precision)
     before, after = (OnnxValues(*of, by_module=False) for of in ((reference, load_onnx), (candidate, load)))
-    return locate(before, after, _filled(feeds, fixed), allowed=None, decides=source_model.decides)
+    return locate(before, after, [_filled(feeds, fixed)], allowed=None, decides=source_model.decides)
 
 
 def within_engine(
@@ -91,8 +91,6 @@ def within_engine(
 
     A runtime that loads engine files builds one for each piece of the graph. A value that is an output is not fused
     with the node that reads it.
-
-    A runtime that opens engines builds one for each such piece. What is an output is not fused with what reads it.
     """
     import onnx
 
@@ -109,7 +107,7 @@ def within_engine(
         try:
             load = partial(_shown, load_target(target), precision, filled, folder / "shown.onnx")
             right, wrong = (OnnxValues(bare, each, by_module=source_model.by_module) for each in (load_onnx, load))
-            found = locate(right, wrong, filled, allowed=limit, decides=source_model.decides)
+            found = locate(right, wrong, [filled], allowed=limit, decides=source_model.decides)
         except RepaconvError as problem:
             return Location(module="", reason=f"not followed: {problem.message}")
     fused = "" if found.module else ", where they are not fused"

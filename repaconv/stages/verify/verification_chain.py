@@ -205,7 +205,7 @@ def _of_forms(source_model: SourceModel, given: Inputs, rules: Rules) -> Chain:
     tight, stored = rules.allowed("fold"), rules.allowed("stored")
 
     def stored_apart(feeds: Feeds) -> Location:
-        return locate(source_model.exact.trace(), source_model.stored.trace(), feeds, allowed=stored.rtol or 0.0)
+        return locate(source_model.exact.trace(), source_model.stored.trace(), [feeds], allowed=stored.rtol or 0.0)
 
     steps = [
         PlannedLink(

@@ -280,6 +280,7 @@ def test_all_outputs_of_measurements_of_a_model(disturbed, tiny, repaconv, tmp_p
         code, out, _ = repaconv(*command)
         says(out)
         assert code == 5, command
+        assert re.search(r"measurement inconclusive:\s+\S", out), out
     for path in ("repaconv-out/tiny/bench/x86-64.json", "throughput.json", "compare.json"):
         kept = Path(path).read_text()
         assert "not conclusive" in kept

@@ -300,6 +300,16 @@ def test_a_symbolic_link_to_itself_is_refused(tiny, folded, repaconv):
         assert "a symbolic link that leads back to itself. (file.name)" in message
 
 
+@pytest.mark.parametrize("command", ["run", "gate", "sweep"])
+def test_a_folder_in_place_of_a_toml_file(command, repaconv):
+    Path("folder").mkdir()
+    code, out, err = repaconv(command, "folder")
+    what = "matrix" if command == "sweep" else "recipe"
+    assert code == 2
+    assert f"the {what} folder cannot be read: it is a folder." in out + err
+    assert f"A {what} is a TOML file." in out + err
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "", '{"machines": {"x": 3}}', '{"other": 1}'])
 def test_a_damaged_baseline_is_refused_before_anything_is_measured(folded, text):
     def measures(step: str, *_: object) -> None:

@@ -61,7 +61,9 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], Positions]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageProblem(
             f"the {what} {path} cannot be read: {why_unreadable(error)}.",
-            hint="Check its path." if isinstance(error, OSError) else f"A {what} is a TOML file.",
+            hint=f"A {what} is a TOML file."
+            if isinstance(error, UnicodeDecodeError | IsADirectoryError)
+            else "Check its path.",
             code=f"{what}.unreadable",
         ) from error
     return parse_toml(text, str(path), what)
@@ -216,6 +218,8 @@ def text_of_file(path: Path, encoding: str = "utf-8") -> str:
 
 def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
     """Return the operating system's message, without its error number and the path."""
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder"
     return str(getattr(error, "strerror", None) or ("it is not text" if isinstance(error, ValueError) else error))
 
 

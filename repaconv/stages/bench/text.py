@@ -204,7 +204,8 @@ def show_compare(done: CompareArtefact) -> None:
         if link.accuracy:
             stdout().print(accuracy_text(link.name, link.accuracy))
     if done.measured and done.measured.ratio:
-        stdout().print(f"{plain(done.measured.compared)}; measurement {colored(done.measured.quality.verdict)}")
+        stdout().print(plain(done.measured.compared))
+        _print_quality(done.measured.quality)
     stdout().print(f"{colored(done.verdict)} on {plain(done.inputs)}")
 
 

@@ -90,7 +90,8 @@ def require_method(options: ConvertOptions) -> None:
         trained = options.method in TRAINED
         raise UsageProblem(
             f"no conversion to {options.method!r} {'without training ' if trained else ''}exists.",
-            hint=f"Make its training-time network and train that: --to {TRAINING_FORM}, then repaconv finetune."
+            hint=f"Make its training-time network and train that: --to {TRAINING_FORM}, then repaconv finetune. "
+            f"A trained {options.method} checkpoint needs no conversion: repaconv fold."
             if trained
             else f"{did_you_mean(options.method, known)}Known methods: {', '.join(known)}.",
             code="convert.unknown",

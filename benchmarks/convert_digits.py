@@ -147,8 +147,8 @@ def main() -> None:
     if given.out:
         given.out.write_text(canonical_json(found))
     if given.page:
-        before, _, behind = given.page.read_text().split(MARK)
-        given.page.write_text(f"{before}{MARK}{table(found)}{MARK}{behind}")
+        before, _, after = given.page.read_text().split(MARK)
+        given.page.write_text(f"{before}{MARK}{table(found)}{MARK}{after}")
 
 
 if __name__ == "__main__":

@@ -113,8 +113,8 @@ def main() -> None:
     for kind in precisions(rows):
         picture = curve_svg(points(rows, kind), f"accuracy, {kind},")
         given.page.with_name(f"{stem}.{kind}.svg").write_text(picture)
-    before, _, behind = given.page.read_text().split(MARK)
-    given.page.write_text(f"{before}{MARK}{section(rows, stem)}{MARK}{behind}")
+    before, _, after = given.page.read_text().split(MARK)
+    given.page.write_text(f"{before}{MARK}{section(rows, stem)}{MARK}{after}")
 
 
 if __name__ == "__main__":

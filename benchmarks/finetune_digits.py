@@ -160,8 +160,8 @@ def main() -> None:
     if out:
         out.write_text(canonical_json({"rows": found, "batch": BATCH}))
     if page:
-        above, _, behind = page.read_text().split(MARK)
-        page.write_text(f"{above}{MARK}{table(found)}{MARK}{behind}")
+        above, _, after = page.read_text().split(MARK)
+        page.write_text(f"{above}{MARK}{table(found)}{MARK}{after}")
 
 
 if __name__ == "__main__":

@@ -194,8 +194,8 @@ def main() -> None:
     text = table([found[each] for each in EXPERIMENTS if each in found])
     print(text)
     for page in chosen.page:
-        before, _, behind = page.read_text().split(MARK)
-        page.write_text(f"{before}{MARK}\n\n{text}\n\n{MARK}{behind}")
+        before, _, after = page.read_text().split(MARK)
+        page.write_text(f"{before}{MARK}\n\n{text}\n\n{MARK}{after}")
 
 
 if __name__ == "__main__":

@@ -139,8 +139,8 @@ def main() -> None:
         rows += measured(name)
         given.out.write_text(canonical_json({"rows": rows}))
     if given.page:
-        before, _, behind = given.page.read_text().split(MARK)
-        given.page.write_text(f"{before}{MARK}\n\n{table(rows)}\n\n{MARK}{behind}")
+        before, _, after = given.page.read_text().split(MARK)
+        given.page.write_text(f"{before}{MARK}\n\n{table(rows)}\n\n{MARK}{after}")
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ def in_mmpretrains_names(weights):
 
 def run(kernel, x):
     """A kernel of an image by torch, whose Conv2d pads both sides alike."""
-    height, width, *behind = kernel.pads
-    assert behind == [height, width]
+    height, width, *after = kernel.pads
+    assert after == [height, width]
     bias = None if kernel.bias is None else torch.from_numpy(kernel.bias)
     return F.conv2d(x, torch.from_numpy(kernel.weight), bias, kernel.strides, (height, width), groups=kernel.groups)
 

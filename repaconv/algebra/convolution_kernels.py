@@ -264,9 +264,9 @@ def is_zero_outside(kernel: Kernel, pads: Sequence[int]) -> bool:
         pads[: len(kernel.taps)], pads[len(kernel.taps) :], kernel.taps, kernel.strides, kernel.reach, strict=True
     )
     return all(
-        (before <= 0 or (kernel.bias is None and taps[-1] < stride))
-        and (behind <= 0 or (kernel.bias is None and taps[0] + reach >= 0))
-        for before, behind, taps, stride, reach in axes
+        (begin <= 0 or (kernel.bias is None and taps[-1] < stride))
+        and (end <= 0 or (kernel.bias is None and taps[0] + reach >= 0))
+        for begin, end, taps, stride, reach in axes
     )
 
 

@@ -244,7 +244,7 @@ class PoolFormerFfnReplacement:
         if "layer_scale_1" in block:
             scale = scale * block["layer_scale_1"].double()
         descriptions = (
-            "norm1's weight and layer_scale_1 -> one scale behind the pooling",
+            "norm1's weight and layer_scale_1 -> one scale after the pooling",
             "norm1's bias -> nothing: pool(n) - n",
         )
         return {"scale": scale[:, None, None]}, descriptions, Affine.eye(len(scale))

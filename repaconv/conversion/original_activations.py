@@ -46,7 +46,7 @@ class OriginalActivations:
     def outputs(self) -> Tensor:
         """Return the outputs of the network, [N, K]."""
         with torch.inference_mode():
-            last = self._behind(len(self.plain.blocks) - 1)[: self._count]
+            last = self._block_output(len(self.plain.blocks) - 1)[: self._count]
             return map_batches(self.plain.net.read_out, last)
 
     def at(self, index: int) -> BlockActivations:
@@ -57,13 +57,13 @@ class OriginalActivations:
     def _all(self, index: int) -> BlockActivations:
         known, block = self._known, self.plain.blocks[index]
         if index not in known:
-            into = self._behind(index - 1) if index else map_batches(self.plain.net.embed, self._images)
+            into = self._block_output(index - 1) if index else map_batches(self.plain.net.embed, self._images)
             flow = BlockActivations(into, map_batches(lambda x: attention_output(block, x, self.plain.heads), into))
             if sum(each.bytes for each in known.values()) > CACHE_BYTES:
                 known.popitem()
             known[index] = flow
         return known[index]
 
-    def _behind(self, index: int) -> Tensor:
+    def _block_output(self, index: int) -> Tensor:
         block = self.plain.blocks[index]
         return map_batches(lambda x, mixed: after_ffn(block, after_attention(block, x, mixed)), *self._all(index))

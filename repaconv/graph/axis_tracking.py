@@ -39,7 +39,7 @@ def axis_before(node: ir.Node, place: int, axis: int) -> int | None:
 def axis_after(node: ir.Node, place: int, axis: int, output: int = 0) -> int | None:
     """Return the output axis that an input axis corresponds to, or None if it is mixed or removed."""
     rank = rank_of(node.outputs[output])
-    return next((behind for behind in range(rank) if axis_before(node, place, behind) == axis), None)
+    return next((other for other in range(rank) if axis_before(node, place, other) == axis), None)
 
 
 def _pointwise(node: ir.Node, place: int, axis: int) -> int | None:

@@ -366,7 +366,7 @@ def _precision(node: ir.Node) -> str:
 
 
 def _quantized_source(value: ir.Value | None) -> ir.Value | None:
-    """Return the quantized tensor behind a DequantizeLinear and views, or the value itself."""
+    """Return the quantized tensor before a DequantizeLinear and views, or the value itself."""
     seen = value
     while (view := made_by(seen, *VIEWS)) is not None:
         seen = view.inputs[0]

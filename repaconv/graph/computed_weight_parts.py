@@ -37,7 +37,7 @@ def split_off_computed_weights(
     outputs = {value.name for value in model.graph.output}
     others = [node for node in model.graph.node if not _is_made_by(makers, node)]
     read = dict.fromkeys(name for node in others for name in names_read(node) if name in makers)
-    found = {name: _nodes_behind(name, makers) for name in read if name not in outputs}
+    found = {name: _nodes_computing(name, makers) for name in read if name not in outputs}
     found = {name: nodes for name, nodes in found.items() if not _read_by(nodes).isdisjoint(large)}
     kept, needed = _nodes_kept(model, makers, found, outputs)
     while both := found.keys() & {name for node in kept for name in node.output}:
@@ -79,7 +79,7 @@ def _is_made_by(makers: dict[str, onnx.NodeProto], node: onnx.NodeProto) -> bool
     return any(name in makers for name in node.output if name)
 
 
-def _nodes_behind(name: str, makers: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
+def _nodes_computing(name: str, makers: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes from which a value is computed, in order."""
     found: dict[str, onnx.NodeProto] = {}
 
@@ -103,7 +103,7 @@ def _read_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 
 
 def _parts(model: onnx.ModelProto, found: Mapping[str, list[onnx.NodeProto]]) -> Iterator[onnx.ModelProto]:
-    """Graphs that compute the values of these names from the nodes behind each, several at a time."""
+    """Graphs that compute the values of these names from the nodes that each needs, several at a time."""
     weights = {weight.name: weight for weight in model.graph.initializer}
     names, count = list[str](), 0
     for name, nodes in found.items():

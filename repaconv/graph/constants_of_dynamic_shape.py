@@ -145,7 +145,7 @@ def _is_count(count: ir.Node | None, length: Size) -> bool:
 
 
 def _ends_of_count(value: ir.Value | None, length: Size) -> Array | None:
-    """Return what a Slice leaves of the indices of a dynamic axis, with an axis added behind; None if it has a step.
+    """Return what a Slice leaves of the indices of a dynamic axis, with an axis appended; None if it has a step.
 
     This is how PyTorch's exporter writes ``x[:1] = ...`` and ``x[-1:] = ...``.
     """

@@ -102,7 +102,7 @@ def _is_known(value: ir.Value) -> bool:
 
 ALWAYS_WRITTEN, LARGEST_COMPUTED = 1 << 12, 1 << 22
 """A constant of up to the first number of entries is written whatever it is computed from. A value of up to the second,
-or 16 times what it is computed from, is computed because constants behind it may be smaller."""
+or 16 times what it is computed from, is computed because constants computed from it may be smaller."""
 
 
 class _Computed(NamedTuple):

@@ -1,7 +1,7 @@
 """Convert a float32 graph to strongly typed bfloat16, and emulate it in float32 for runtimes without such kernels.
 
 bfloat16 has the range of float32, so nothing overflows. Nodes stay in float32 if ONNX's schemas do not allow bfloat16
-in the graph's opset (Conv below 22), or infer no type of an input, as behind an operator of another domain. So do
+in the graph's opset (Conv below 22), or infer no type of an input, as after an operator of another domain. So do
 subgraphs, those of If for example.
 """
 

@@ -176,7 +176,7 @@ def _remove_inner_casts(graph: onnx.GraphProto) -> None:
 
     The converter also inserts one cast per input under the same name, so that x * x makes two equal nodes; one is
     removed. Where a cast of the graph itself, from bool for example, is to float16 now and the converter added one to
-    float32 behind it, the latter takes the former's input.
+    float32 after it, the latter takes the former's input.
     """
     from onnx import TensorProto
 

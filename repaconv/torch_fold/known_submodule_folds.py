@@ -84,7 +84,7 @@ def idle_ffn(part: nn.Module, idle_ratio: float | None = None) -> Iterator[Guess
     weights = part.state_dict()
     hidden, width = weights["fc1.weight"].shape[:2]
     if (len(weights["norm1.running_mean"]), len(weights["norm2.running_mean"])) != (width, hidden):
-        return  # norms behind the layers, as in EfficientFormer
+        return  # norms after the layers, as in EfficientFormer
     conv, eps = weights["fc1.weight"].ndim == 4, children[0].eps
     said = getattr(part, "act_channels", None)
     trained = int(weights.get("norm2.num_batches_tracked", torch.tensor(1))) > 0

@@ -346,9 +346,9 @@ def _readers(value: Value, axis: int) -> Iterator[FunctionCall | None]:
         yield None
     for step in value.reads:
         passes = step.name in (*MOVES, *AVERAGES) and step.inputs[0] is value and step.output
-        behind = moved(step, axis) if passes else None
-        if behind is not None and step.output is not None:
-            yield from _readers(step.output, behind)
+        moved_axis = moved(step, axis) if passes else None
+        if moved_axis is not None and step.output is not None:
+            yield from _readers(step.output, moved_axis)
         elif step.name in (*CONVOLUTIONS, "linear") and step.given(0, "input") is value:
             own = LAST if step.name == "linear" else IMAGE
             yield step if (axis - own) % len(value.shape) == 0 else None

@@ -200,7 +200,7 @@ class RePaViTReading(Reading):
                     f"{ffn.hidden - a} idle channels of {ffn.hidden}, both BatchNorms, the shortcut",
                     *descriptions,
                 ),
-                not_folded=(f"{a} channels behind the activation", "the attention norm's statistics"),
+                not_folded=(f"{a} channels after the activation", "the attention norm's statistics"),
                 equation="eqs. 3-6",
                 max_rel_error=relative_difference((trained, block), (deploy, folded), shape),
             ),

@@ -56,7 +56,7 @@ from repaconv.graph.symbolic_shapes import as_numbers, shaped_like, sizes
 from repaconv.graph.tensor_views import transposed
 from repaconv.results import Change
 from repaconv.rewrites.fold.kernels_from_onnx import LEAST_RANK, kernel_of, pad_value, scale_of, spatial_padding
-from repaconv.rewrites.fold.scales_after_convolutions import absorb_scales_and_shifts, readers_behind
+from repaconv.rewrites.fold.scales_after_convolutions import absorb_scales_and_shifts, readers_after
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -449,10 +449,10 @@ def _into_readers(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Chan
     acts on products as well, such as an image times a gate that is computed of it.
     """
     found, scale = scale_and_shift(node, IMAGE, LEAST_RANK), scale_of(node)
-    behind = readers_behind(node) if found is not None and scale is not None else None
-    if found is None or scale is None or behind is None:
+    reading = readers_after(node) if found is not None and scale is not None else None
+    if found is None or scale is None or reading is None:
         return
-    readers, are_apart = behind
+    readers, are_apart = reading
     kernels = [kernel_of(reader) for reader in readers]
     if not are_apart and all(kernel is not None and _is_linear_graph_edge(kernel) for kernel in kernels):
         return

@@ -102,10 +102,10 @@ def _gelu(bent: ir.Node) -> _Gelu | None:
         return None
     gated = scaled[0].outputs[0]
     other = product.inputs[1 if product.inputs[0] is gated else 0]
-    behind = _scaled(product)
+    scaled_product = _scaled(product)
     for outer in _multiples(other):
         half = outer.factor * scaled[1]
-        last, factor = (product, 1.0) if half == 0.5 else behind  # one half is enough
+        last, factor = (product, 1.0) if half == 0.5 else scaled_product  # one half is enough
         x, shape = outer.x, sizes(outer.x)
         inner = _polynomial(bent.inputs[0], x)
         if half * factor != 0.5 or inner is None or inner.axes != outer.axes or x.dtype is None or shape is None:

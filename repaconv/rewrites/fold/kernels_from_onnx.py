@@ -95,13 +95,9 @@ def spatial_padding(pad: ir.Node) -> list[int] | None:
     given = constant(pad.inputs[1])
     if given is None or given.size % 2 or given.size < 6 or any(value is not None for value in pad.inputs[3:]):
         return None
-    before, behind = given.reshape(2, -1).astype(int).tolist()
-    whole = not any((*before[:2], *behind[:2])) and min(*before, *behind) >= 0 and any((*before, *behind))
-    return (
-        [*before[2:], *behind[2:]]
-        if whole and attribute(pad, "mode", "constant") in ("constant", b"constant")
-        else None
-    )
+    begin, end = given.reshape(2, -1).astype(int).tolist()
+    whole = not any((*begin[:2], *end[:2])) and min(*begin, *end) >= 0 and any((*begin, *end))
+    return [*begin[2:], *end[2:]] if whole and attribute(pad, "mode", "constant") in ("constant", b"constant") else None
 
 
 def pad_value(pad: ir.Node) -> float | None:

@@ -712,9 +712,9 @@ class LinearGraph:
         )
         new.through = vertex.through
         if vertex.through is not None:
-            node, behind = vertex.through
-            front = self.add(Vertex(len(places), None, inputs={behind: chosen}, changed=True, absorbed=["channels"]))
-            behind.activations.remove(vertex)
+            node, after = vertex.through
+            front = self.add(Vertex(len(places), None, inputs={after: chosen}, changed=True, absorbed=["channels"]))
+            after.activations.remove(vertex)
             front.activations.append(new)
             new.through = (node, front)
         else:

@@ -61,9 +61,9 @@ def linear_graph(model: ir.Model, axis: int, excluded: Collection[ir.Node] = ())
                 found[value] = graph.add(one)
                 linear |= {(node, place) for place, s in enumerate(node.inputs) if s is not None}
             elif is_activation(node) and node.inputs[0] is not None and _width(node.inputs[0], axis) == width:
-                behind = vertex(node.inputs[0])
-                found[value] = graph.add(Vertex(width, value, through=(node, behind)))
-                behind.activations.append(found[value])
+                after = vertex(node.inputs[0])
+                found[value] = graph.add(Vertex(width, value, through=(node, after)))
+                after.activations.append(found[value])
                 linear.add((node, 0))
     for value, one in found.items():
         others = any((user, place) not in linear or user.graph is not model.graph for user, place in value.uses())

@@ -28,11 +28,11 @@ class _Window(NamedTuple):
     """How far the window of a MaxPool of stride 1 reaches before and after each pixel, along each axis."""
 
     before: tuple[int, ...]
-    behind: tuple[int, ...]
+    after: tuple[int, ...]
 
     @property
     def size(self) -> tuple[int, ...]:
-        return tuple(before + behind + 1 for before, behind in zip(self.before, self.behind, strict=True))
+        return tuple(before + after + 1 for before, after in zip(self.before, self.after, strict=True))
 
     @property
     def numbers(self) -> int:
@@ -42,8 +42,8 @@ class _Window(NamedTuple):
     def without(self, inner: _Window) -> _Window | None:
         """The window that makes this one of an inner one; None if the inner one reaches farther, or as far."""
         before = tuple(mine - its for mine, its in zip(self.before, inner.before, strict=True))
-        behind = tuple(mine - its for mine, its in zip(self.behind, inner.behind, strict=True))
-        return _Window(before, behind) if min(*before, *behind) >= 0 and (any(before) or any(behind)) else None
+        after = tuple(mine - its for mine, its in zip(self.after, inner.after, strict=True))
+        return _Window(before, after) if min(*before, *after) >= 0 and (any(before) or any(after)) else None
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
@@ -62,7 +62,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
             if ways:
                 left, value = min(ways, key=lambda way: way[0].numbers)
                 write = Writer(model, node)
-                maxima = write("MaxPool", value, kernel_shape=left.size, pads=(*left.before, *left.behind))
+                maxima = write("MaxPool", value, kernel_shape=left.size, pads=(*left.before, *left.after))
                 set_shape(maxima, sizes(node.outputs[0]), node.outputs[0])
                 write.replace(node.outputs[0], maxima)
                 sides = " by ".join("x".join(map(str, each.size)) for each in (window, left))

@@ -462,10 +462,10 @@ def _reshaped_before_split(
         return None
     given = [(sizes(value) or ())[axis] for value in node.outputs]
     for place in range(len(known[0])):
-        before, behind = known[0][:place], known[0][place + 1 :]
-        outer = before == shape[:axis] or (behind == shape[axis + 1 :] and [end[place] for end in known] == given)
+        before, after = known[0][:place], known[0][place + 1 :]
+        outer = before == shape[:axis] or (after == shape[axis + 1 :] and [end[place] for end in known] == given)
         widths = as_numbers(end[place] for end in known)
-        if outer and widths is not None and all((end[:place], end[place + 1 :]) == (before, behind) for end in known):
-            new = reshaped(write, x, (*before, sum(widths), *behind))
+        if outer and widths is not None and all((end[:place], end[place + 1 :]) == (before, after) for end in known):
+            new = reshaped(write, x, (*before, sum(widths), *after))
             return None if new is None else (new, place)
     return None

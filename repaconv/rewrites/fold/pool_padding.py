@@ -103,12 +103,12 @@ def _with_axes(model: ir.Model, node: ir.Node) -> Iterator[Change]:
     out, widths = node.outputs[0], constant(node.inputs[1])
     if widths is None or input_at(node, 3) is not None or attribute(node, "mode", "constant") != "constant":
         return
-    before, behind = np.split(widths, 2)
-    axes = np.flatnonzero(before | behind)
+    before, after = np.split(widths, 2)
+    axes = np.flatnonzero(before | after)
     if not axes.size:
         return
     write = Writer(model, node)
-    around = write.exactly(np.concatenate([before[axes], behind[axes]]).astype(np.int64))
+    around = write.exactly(np.concatenate([before[axes], after[axes]]).astype(np.int64))
     new = write("Pad", node.inputs[0], around, input_at(node, 2), write.exactly(axes.astype(np.int64)), mode="constant")
     set_shape(new, sizes(out), out)
     write.replace(out, new)

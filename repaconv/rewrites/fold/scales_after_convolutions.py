@@ -72,7 +72,7 @@ def absorb_scales_and_shifts(model: ir.Model, rewrite: str) -> Iterator[Change]:
         model.graph.remove(node, safe=True)
 
 
-def readers_behind(node: ir.Node) -> tuple[list[ir.Node], bool] | None:
+def readers_after(node: ir.Node) -> tuple[list[ir.Node], bool] | None:
     """The convolutions after a scale and shift, and whether other operators are between.
 
     The operators between commute with the scale and shift: pools, crops and the like, and products with other values if

@@ -121,11 +121,11 @@ def _axis_after(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
     gone = axes_of(node, rank_of(node.inputs[first])) if node.op_type in _SUMS else None
     if gone == [axis]:
         return ENDS
-    behind = axis_after(node, first, axis)
-    if behind is None or (node.op_type == "MatMul" and behind >= rank_of(node.outputs[0]) - 2):
+    after = axis_after(node, first, axis)
+    if after is None or (node.op_type == "MatMul" and after >= rank_of(node.outputs[0]) - 2):
         return None
     given = [place for place, value in enumerate(node.inputs) if value is not None]
-    return behind if all(axis_before(node, place, behind) == own.get(place, FULL) for place in given) else None
+    return after if all(axis_before(node, place, after) == own.get(place, FULL) for place in given) else None
 
 
 def _axis_after_selection(node: ir.Node, axis: int) -> int | None:

@@ -177,11 +177,11 @@ def _estimated_speedup(conv: ir.Node, plan: _NodesInPhases) -> float:
     )
 
 
-def _speedup(conv: ir.Node, before: float, behind: float) -> float:
+def _speedup(conv: ir.Node, read_cost: float, write_cost: float) -> float:
     """The estimated speedup with these costs of the transforms."""
     (read, *_), (made, height, width) = _grid(_image_of(conv)), _grid(conv.outputs[0])
     rows, columns = -(-height // 2), -(-width // 2)
-    transforms = columns * (before * read + behind * made) + ROW_START * (read + made)
+    transforms = columns * (read_cost * read + write_cost * made) + ROW_START * (read + made)
     weights = WEIGHT_READ * read * made
     new = rows * (columns * PRODUCTS_COST * read * made + transforms) + PRODUCTS_WEIGHTS * weights + NODE_OVERHEAD
     return (PLAIN_COST / 4 * height * width * read * made + PLAIN_WEIGHTS * weights) / new

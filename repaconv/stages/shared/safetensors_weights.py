@@ -37,10 +37,10 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mappin
     from safetensors.torch import save
 
     plain = save({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}, dict(metadata))
-    behind = 8 + int.from_bytes(plain[:8], "little")
-    text = json.dumps(json.loads(plain[8:behind]), sort_keys=True, separators=(",", ":")).encode()
+    after = 8 + int.from_bytes(plain[:8], "little")
+    text = json.dumps(json.loads(plain[8:after]), sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    write_payload(path, b"".join((len(text).to_bytes(8, "little"), text, memoryview(plain)[behind:])))
+    write_payload(path, b"".join((len(text).to_bytes(8, "little"), text, memoryview(plain)[after:])))
 
 
 def write_weights(

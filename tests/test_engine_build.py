@@ -21,6 +21,7 @@ from test_divergence_location import graph, net
 import repaconv as rc
 from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.engines import onnxruntime_cpu
 from repaconv.engines.contract import BuildSpec
 from repaconv.engines.tensorrt_builder import EngineBuild
 from repaconv.engines.tensorrt_rtx import ENGINE
@@ -238,6 +239,23 @@ def test_onnxruntimes_optimised_graph_is_an_engine(tiny, repaconv):
     (BUILD / "x86-64.onnx").write_bytes(b"another")
     with pytest.raises(Refused, match="its hash differs"):
         rc.verify(engine=BUILD / "x86-64.onnx")
+
+
+def test_a_layer_after_a_mask_has_the_type_of_what_it_selects(tmp_path):
+    """As where a mask selects the windows of an adaptive pooling: the first input of Where is boolean."""
+    nodes = [
+        ("Where", "mask x limit", "kept", {}),
+        ("Relu", "kept", "r", {}),
+        ("MatMul", "r w", "y", {}),
+        ("ReduceMax", "y", "most", {"keepdims": 1}),
+        ("Greater", "most limit", "high", {}),
+        ("Where", "high y limit", "z", {}),
+        ("MatMul", "z v", "out", {}),
+    ]
+    weights = {"mask": np.arange(4) % 2 == 0, "limit": np.zeros(1, np.float32), "w": (4, 6), "v": (6, 6)}
+    shapes = ({name: (TensorProto.FLOAT, ["batch", size])} for name, size in (("x", 4), ("out", 6)))
+    model = small_graphs.saved(tmp_path / "net.onnx", nodes, weights, *shapes)
+    assert onnxruntime_cpu.ENGINE.build(BuildSpec(model)).types == {"MatMul.FLOAT": 2}
 
 
 def test_an_engine_is_verified_on_the_batch_and_from_the_pixels_that_it_takes(tiny):

@@ -241,11 +241,16 @@ def test_onnxruntimes_optimised_graph_is_an_engine(tiny, repaconv):
         rc.verify(engine=BUILD / "x86-64.onnx")
 
 
-def test_a_layer_after_a_mask_has_the_type_of_what_it_selects(tmp_path):
-    """As where a mask selects the windows of an adaptive pooling: the first input of Where is boolean."""
+def test_a_layer_has_the_type_of_what_a_mask_selects(tmp_path):
+    """As where a mask selects the windows of an adaptive pooling: the first input of Where is boolean.
+
+    A constant of a dynamic shape has another type than that shape, as in MobileViT V2.
+    """
     nodes = [
         ("Where", "mask x limit", "kept", {}),
-        ("Relu", "kept", "r", {}),
+        ("Shape", "x", "shape", {}),
+        ("ConstantOfShape", "shape", "zeros", {}),
+        ("Max", "zeros kept", "r", {}),
         ("MatMul", "r w", "y", {}),
         ("ReduceMax", "y", "most", {"keepdims": 1}),
         ("Greater", "most limit", "high", {}),

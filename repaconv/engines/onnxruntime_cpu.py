@@ -333,6 +333,8 @@ def _types(model: Any) -> dict[str, int]:
         kind = next(iter(inputs), TensorProto.UNDEFINED)
         if node.op_type == "Cast":
             kind = attributes["to"]
+        elif node.op_type == "ConstantOfShape":
+            kind = attributes["value"].data_type if "value" in attributes else TensorProto.FLOAT
         elif node.op_type == "DequantizeLinear":
             kind = kinds.get(node.input[1], TensorProto.FLOAT)
         elif node.op_type == "QuantizeLinear":

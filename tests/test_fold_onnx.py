@@ -451,6 +451,22 @@ def test_a_value_that_is_an_output_stays():
     assert folded(graph(rows, weights, {"x": (1, 3, 4)}, ("1", "y")), normal(1, 3, 4)) == ["MatMul", "Mul"]
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_shift_of_a_global_response_norm_goes_into_the_bias_of_the_layer_after_it(bias):
+    """As in ConvNeXt V2: what two products would have to read is written out, but its constant is not."""
+    rows = [
+        ("Relu", "x", "r"),
+        ("ReduceL2", "r tokens", "norm", {"keepdims": 1}),
+        ("Mul", "r norm", "p"),
+        ("Mul", "gain p", "q"),
+        ("Add", "q shift", "s"),
+        ("Add", "s r", "t"),
+        *([("MatMul", "t w", "m"), ("Add", "m bias", "y")] if bias else [("MatMul", "t w", "y")]),
+    ]
+    weights = {"tokens": np.array([1]), "gain": normal(8), "shift": normal(8), "w": normal(8, 4), "bias": normal(4)}
+    assert folded(graph(rows, weights, {"x": (1, 3, 8)}), normal(1, 3, 8)).count("Add") == 2
+
+
 def test_a_shift_does_not_cross_a_padded_convolution():
     weights = {"s": normal(4, 1, 1), "k": normal(5, 4, 3, 3)}
     rows = [("Add", "x s", "1"), ("Conv", "1 k", "y", {"pads": [1, 1, 1, 1]})]

@@ -452,6 +452,45 @@ def _is_unchanged(user: Vertex, was: Reader) -> bool:
     )
 
 
+# --- Move a shift to readers that add a constant anyway.
+#
+# A vertex that several products would have to read instead stays, such as the sum  x * n * g + b + x  of a global
+# response norm (ConvNeXt V2) in front of a linear layer. Its shift need not: the layer has a bias, which takes it.
+
+
+def move_shifts(graph: LinearGraph) -> None:
+    """Move the shifts of vertices to readers that have shifts, directly or by way of other vertices; in place."""
+    for vertex in tuple(graph.vertices):
+        summed = all(isinstance(edge, Pick) for edge in vertex.inputs.values())  # a product's bias costs nothing
+        if vertex.shift is None or vertex.is_fixed or vertex.of_norm or not summed:
+            continue
+        moved = _shifts_after(vertex, vertex.shift)
+        if not moved:
+            continue
+        for user, shift in moved:
+            assert user.shift is not None
+            user.shift, user.changed = user.shift + shift, True
+            user.absorbed = [*user.absorbed, operator_of(vertex)]
+        vertex.shift, vertex.changed = None, True
+
+
+def _shifts_after(vertex: Vertex, shift: Vector) -> list[tuple[Vertex, Vector]] | None:
+    """What readers would have to add to their shifts if a vertex were without its own; None if one has no shift."""
+    found = []
+    for user in vertex.outputs:
+        moved = product_with_vector(user.inputs[vertex], shift)
+        if user.shared:
+            return None  # it would need its own copy of the shared matrix
+        if user.shift is not None:
+            found.append((user, moved))
+            continue
+        after = None if user.is_fixed or user.of_norm else _shifts_after(user, moved)
+        if after is None:
+            return None
+        found += after
+    return found
+
+
 # --- Reorder, scale and shift the channels of a product so that its readers only slice it.
 #
 # Queries, keys and values are often one linear layer, sometimes interleaved head by head, and only the queries are
@@ -524,6 +563,7 @@ class LinearGraph:
             if not any(again):
                 break
         revert_useless_removals(self, self._removals)
+        move_shifts(self)
         arrange(self)
 
     def clear(self) -> None:

@@ -218,7 +218,7 @@ def _concatenated_rows(parts: Sequence[Array], name: str) -> Array:
     if len(lengths) > 1:
         raise Refused(
             f"output {name} has another shape for each image: {list(lengths[0])} and {list(lengths[1])}.",
-            hint="Fold the model again: repaconv fold model.onnx. Such outputs are then compared image by image.",
+            hint="Fold it as an ONNX model: repaconv fold model.onnx compares such outputs image by image.",
             code="inputs.shape",
         )
     return np.concatenate(parts)

@@ -474,21 +474,27 @@ def move_shifts(graph: LinearGraph) -> None:
         vertex.shift, vertex.changed = None, True
 
 
+MOST_READERS = 64
+"""Readers to which a shift is followed, some several times: in sums of sums, paths to a reader are many."""
+
+
 def _shifts_after(vertex: Vertex, shift: Vector) -> list[tuple[Vertex, Vector]] | None:
     """What readers would have to add to their shifts if a vertex were without its own; None if one has no shift."""
-    found = []
-    for user in vertex.outputs:
-        moved = product_with_vector(user.inputs[vertex], shift)
-        if user.shared:
-            return None  # it would need its own copy of the shared matrix
+    found: list[tuple[Vertex, Vector]] = []
+    waiting = [(user, product_with_vector(user.inputs[vertex], shift)) for user in vertex.outputs]
+    for _ in range(MOST_READERS):
+        if not waiting:
+            return found
+        user, moved = waiting.pop()
+        if user.shared:  # it would need its own copy of the shared matrix
+            return None
         if user.shift is not None:
             found.append((user, moved))
-            continue
-        after = None if user.is_fixed or user.of_norm else _shifts_after(user, moved)
-        if after is None:
+        elif user.is_fixed or user.of_norm:
             return None
-        found += after
-    return found
+        else:
+            waiting += [(each, product_with_vector(each.inputs[user], moved)) for each in user.outputs]
+    return None
 
 
 # --- Reorder, scale and shift the channels of a product so that its readers only slice it.

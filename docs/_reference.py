@@ -264,8 +264,11 @@ def codes() -> str:
 
     Raises:
         KeyError: If the code does not show a sentence and `COMPOSED` does not have it either.
+        ValueError: If `COMPOSED` has a code that needs no sentence.
     """
     found = {row for path in PACKAGE.rglob("*.py") for row in _raised(path) if any(row[2:])}
+    if unused := COMPOSED.keys() - {code for code, _, message, _ in found if not message}:
+        raise ValueError(f"COMPOSED in {__file__} has codes that need no sentence: {', '.join(sorted(unused))}.")
     rows = sorted((code, exits, message or COMPOSED[code], hint) for code, exits, message, hint in found)
     head = "# Exit codes and error codes\n\n| Exit code | Meaning |\n|---|---|\n| 0 | done and verified |\n"
     head += "| 1 | a check failed |\n| 2 | wrong options or recipe |\n| 3 | something is missing on this machine |\n"

@@ -247,6 +247,39 @@ def test_what_is_no_checkpoint_says_what_it_is(tmp_path, tiny):
     refused(tmp_path / "no.pth", "checkpoint.no-weights")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "what", "hint"),
+    [
+        ("net.tflite", b"\x1c\0\0\0TFL3", "a TensorFlow Lite model", "--tflite net.tflite --output net.onnx"),
+        ("saved", None, "a SavedModel of TensorFlow", "--saved-model saved --output saved.onnx"),
+        ("net.h5", b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes", "model.export('saved_model')"),
+        ("net.keras", b"zip", "a model of Keras", "model.export('saved_model')"),
+        ("net.pdparams", pickle.dumps({"w": [1.0]}), "a model of PaddlePaddle", "paddle.onnx.export"),
+        (
+            "net.xml",
+            b'<?xml version="1.0"?><net name="net">',
+            "a model of OpenVINO",
+            "from which it was made",
+        ),
+        ("net.bin", b"ftrt\0\0\0\0", "a TensorRT engine", "from which it was made"),
+        ("net.rknn", b"RKNN\0\0\0\0", "a model for Rockchip's NPU", "from which it was made"),
+    ],
+)
+def test_a_model_of_another_format_is_named(name, content, what, hint):
+    if content is None:
+        Path(name).mkdir()
+        Path(name, "saved_model.pb").write_bytes(b"\x08\x01")
+    elif content == b"zip":
+        with zipfile.ZipFile(name, "w") as file:
+            file.writestr("model.weights.h5", b"")
+    else:
+        Path(name).write_bytes(content)
+    with pytest.raises(Refused, match=f"{name} is {what}, not a checkpoint") as caught:
+        rc.fold(name)
+    assert hint in caught.value.hint
+    assert caught.value.code == "checkpoint.type"
+
+
 def test_arrays_in_a_pickle_are_folded_by_what_the_hint_says(tiny_weights, monkeypatch):
     arrays = {name: weight.numpy() for name, weight in tiny_weights.items()}
     Path("R-50.pkl").write_bytes(pickle.dumps({"model": arrays, "__author__": "MSRA", "matching_heuristics": True}))

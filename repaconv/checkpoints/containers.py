@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from repaconv.checkpoints.memory_mapping import Checksums, Contents, map_file, truncated_file, view_as_dtype
+from repaconv.checkpoints.other_model_formats import refusal_of_other_format
 from repaconv.checkpoints.restricted_unpickler import Placeholder, StorageIds, StorageKind, strided, unpickle
 from repaconv.core import changed_input_files
 from repaconv.core.errors import Refused, RepaconvError, describe_exception, first_names, unreadable
@@ -129,6 +130,8 @@ class Archive:
                     hint="Export it to ONNX and fold that: torch.onnx.export(torch.export.load(FILE), f='model.onnx').",
                     code="checkpoint.type",
                 )
+            if other := refusal_of_other_format(path):
+                raise other
             kind = "a TorchScript archive" if pickles else "a zip file without data.pkl"
             raise Refused(
                 f"{path} is {kind}, not a checkpoint.",
@@ -376,6 +379,8 @@ def _missing_file_hint(path: Path) -> str:
 
 def _open_by_first_bytes(path: Path) -> Contents:
     if path.is_dir():
+        if other := refusal_of_other_format(path):
+            raise other
         several = several_files_hint(path)
         hint = f"It is {several}." if several else files_inside(path)
         raise Refused(f"{path} is a folder, not a checkpoint.", hint=hint, code="checkpoint.directory")
@@ -416,6 +421,8 @@ def _open_by_first_bytes(path: Path) -> Contents:
             hint=f"Rename it, e.g. to {path.with_name(f'{WEIGHTS[0]}{INDEX}')}, and give that.",
             code="checkpoint.type",
         )
+    if other := refusal_of_other_format(path, head):
+        raise other
     raise Refused(
         f"{path} is not a checkpoint: {_what_it_looks_like(path, head)}.",
         hint=_pickle_hint(path)
@@ -454,8 +461,8 @@ def _pickle_hint(path: Path) -> str:
     """How to save the arrays of a pickle as weights, such as a .pkl of detectron2, whose model zoo has no others."""
     target = str(path.with_suffix(".pth"))
     code = (
-        f"import pickle, torch; w = pickle.load(open({json.dumps(str(path))}, 'rb'), encoding='latin1'); w = "
-        f"w.get('model', w); torch.save({{k: torch.as_tensor(v) for k, v in w.items()}}, {json.dumps(target)})"
+        f'import pickle, torch; w = pickle.load(open({json.dumps(str(path))}, "rb"), encoding="latin1"); w = '
+        f'w.get("model", w); torch.save({{k: torch.as_tensor(v) for k, v in w.items()}}, {json.dumps(target)})'
     )
     return (
         f"If it holds arrays by name, as detectron2's do, and you trust it, for this runs the code in it: "

@@ -205,7 +205,7 @@ def of_folder(folder: Path, asked: str | None = None) -> tuple[Architecture, Pat
     config = _config_of(folder)
     weights = weights_in(folder)
     if weights is None:
-        _require_not_several(folder)
+        _require_no_other_format(folder)
         raise Refused(
             f"{folder} has neither {' nor '.join(WEIGHTS)}, in one file or in several.",
             hint="Give the weights' file, with --arch if there is no config.json next to it.",
@@ -253,7 +253,7 @@ def _config_of(folder: Path) -> dict[str, Any]:
     except PermissionError as error:
         raise unreadable(folder / CONFIG) from error
     except (OSError, ValueError) as error:
-        _require_not_several(folder)
+        _require_no_other_format(folder)
         raise Refused(
             f"{folder} has no readable config.json: {getattr(error, 'strerror', None) or error}.",
             hint="It is a run folder: give the file from which it was made."
@@ -264,9 +264,12 @@ def _config_of(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _require_not_several(folder: Path) -> None:
+def _require_no_other_format(folder: Path) -> None:
     from repaconv.checkpoints.containers import several_files_hint
+    from repaconv.checkpoints.other_model_formats import refusal_of_other_format
 
+    if other := refusal_of_other_format(folder):
+        raise other
     if several := several_files_hint(folder):
         raise Refused(
             f"{folder} holds weights in several files.", hint=f"It is {several}.", code="folder.several-files"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
 import torch
+from optional_libraries import library
 from torch import nn
 
 import repaconv as rc
 from repaconv.checkpoints.checkpoint_reader import read_checkpoint
-from repaconv.core.errors import GateFailed, Refused
+from repaconv.core.errors import GateFailed, Refused, SettingNeeded
+from repaconv.method_api.settings import SettingsReader
+from repaconv.sources import torchvision_networks
 from repaconv.sources.library_preprocessing import own_channels, own_size
-from repaconv.sources.named_architectures import Architecture, build_network
+from repaconv.sources.named_architectures import Architecture, build_network, completed
 
 CODE = """
 import torch
@@ -314,3 +318,47 @@ def test_json_text_is_refused_with_the_reason(code):
     Path("c.json").write_text('{"meta":{"a":1}}')  # as in safetensors, the ninth byte is a brace
     with pytest.raises(Refused, match="it is JSON text"):
         rc.fold("c.json", arch="./net.py:Net", **code)
+
+
+def test_no_torchvision_network_downloads_its_backbone(monkeypatch):
+    """Segmenters and detectors of torchvision take published weights for their backbones unless told otherwise."""
+    library("torchvision.models")
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: pytest.fail("download"))
+    torchvision_networks.build("lraspp_mobilenet_v3_large", num_classes=2)
+
+
+@pytest.mark.parametrize(("given", "shifted"), [("yes", True), ("no", False)])
+def test_googlenet_asks_whether_it_converts_its_input(given, shifted, tmp_path):
+    """Published weights of torchvision need it, and no tensor shows it; training heads are told by their tensors."""
+    models = library("torchvision.models")
+    net = models.googlenet(weights=None, init_weights=False, aux_logits=False, num_classes=2)
+    torch.save(net.state_dict(), tmp_path / "g.pth")
+    found, arch = read_checkpoint(tmp_path / "g.pth"), Architecture("torchvision:googlenet", {})
+    with pytest.raises(SettingNeeded, match="no tensor of googlenet shows"):
+        completed(arch, found, SettingsReader({}))
+    arch = completed(arch, found, SettingsReader({"transform_input": given}))
+    assert build_network(arch, found).module.transform_input is shifted
+    named = completed(Architecture("torchvision:googlenet.IMAGENET1K_V1", {}), found, SettingsReader({}))
+    assert named.config["model_args"]["transform_input"] is True
+
+
+def test_published_weights_of_torchvision_are_known_by_their_hash():
+    library("torchvision.models")
+    found = SimpleNamespace(tensors={"aux1.w": torch.zeros(1)}, origin=SimpleNamespace(sha256="1378be20" + 56 * "0"))
+    reader = SettingsReader({})
+    arguments = torchvision_networks.own_arguments("googlenet", found, reader)
+    assert arguments == {"transform_input": True, "init_weights": False}
+    assert [fact.source for fact in reader.facts] == ["torchvision's IMAGENET1K_V1"]
+
+
+def test_tensors_show_the_training_head_of_a_segmenter_and_the_image_size_of_a_vit(tmp_path):
+    models = library("torchvision.models")
+    build = models.segmentation.deeplabv3_mobilenet_v3_large
+    net = build(weights=None, weights_backbone=None, aux_loss=True, num_classes=2)
+    torch.save(net.state_dict(), tmp_path / "d.pth")
+    found = read_checkpoint(tmp_path / "d.pth")
+    arch = completed(Architecture("torchvision:deeplabv3_mobilenet_v3_large", {}), found, SettingsReader({}))
+    assert build_network(arch, found).module.aux_classifier is not None
+    shapes = {"encoder.pos_embedding": torch.zeros(1, 37, 8), "conv_proj.weight": torch.zeros(8, 3, 16, 16)}
+    vit = SimpleNamespace(tensors=shapes, origin=SimpleNamespace(sha256=""))
+    assert torchvision_networks.own_arguments("vit_b_16", vit, SettingsReader({})) == {"image_size": 96}

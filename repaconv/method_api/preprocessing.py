@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.deprecation import former_names, renamed_argument
 from repaconv.method_api.mmengine_pipelines import are_numbers, as_size, of_pipeline
-from repaconv.method_api.settings import SettingsReader, one_of, positive
+from repaconv.method_api.settings import SettingsReader, one_of, positive, yes_or_no
 from repaconv.results import Fact, ImageSize, Preprocessing, parse_image_size
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -182,7 +182,7 @@ def _user_values(reader: SettingsReader, from_file: Mapping[str, tuple[Any, str]
         "mean": reader.user_value("mean", _finite_numbers, *from_file.get("mean", ())),
         "std": reader.user_value("std", _numbers_above_zero, *from_file.get("std", ())),
         "resize_edge": reader.user_value("resize_edge", positive),
-        "keep_ratio": reader.user_value("keep_ratio", _yes_or_no),
+        "keep_ratio": reader.user_value("keep_ratio", yes_or_no),
         "interpolation": reader.user_value("interpolation", one_of(*INTERPOLATIONS)),
         "channel_order": reader.user_value("channel_order", one_of("RGB", "BGR"), *from_file.get("channel_order", ())),
     }
@@ -319,10 +319,6 @@ def require_channels(settings: Mapping[str, str], wanted: Preprocessing | None, 
                 hint=f"Give --set {name}=... one number for all channels, or one for each.",
                 code="preprocessing.channels",
             )
-
-
-def _yes_or_no(text: str) -> bool:
-    return one_of("yes", "no")(text) == "yes"
 
 
 USUAL = preprocessing_of({}, {}, SettingsReader({}))

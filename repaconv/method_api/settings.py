@@ -188,6 +188,15 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def yes_or_no(text: str) -> bool:
+    """Parse yes or no.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    return one_of("yes", "no")(text) == "yes"
+
+
 def positive(text: str) -> int:
     """Parse a whole number above zero.
 

@@ -26,7 +26,7 @@ from repaconv.core.errors import (
 )
 from repaconv.core.files import parse_json
 from repaconv.core.sharded_checkpoint import WEIGHTS, weights_in
-from repaconv.sources import ultralytics_networks
+from repaconv.sources import torchvision_networks, ultralytics_networks
 from repaconv.sources.optional_packages import loading, package
 from repaconv.sources.pickled_module_attributes import take_attributes
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from repaconv.checkpoints import Checkpoint
     from repaconv.checkpoints.pickled_modules import PickledModule
+    from repaconv.method_api.settings import SettingsReader
 
 
 # Builders: a package's registry of architectures, or a function in the user's own file
@@ -82,10 +83,7 @@ def of_registry(library: Any, kind: str, name: str, config: Mapping[str, Any]) -
         if kind == "timm":
             module: nn.Module = library.create_model(name, **given)
             return module
-        net: nn.Module = importlib.import_module("torchvision.models").get_model(
-            name.partition(".")[0], weights=None, **given
-        )
-        return net
+        return torchvision_networks.build(name, **given)
 
     return build
 
@@ -304,14 +302,20 @@ def _require_named(arch: Architecture) -> None:
     raise UsageProblem(said, hint=hint, code="arch.unknown")
 
 
-def completed(arch: Architecture, found: Checkpoint) -> Architecture:
-    """Add what the checkpoint says of its network, for a package that builds it from that.
+def completed(arch: Architecture, found: Checkpoint, reader: SettingsReader) -> Architecture:
+    """Add what the checkpoint and the user's settings say of its network, for a package that builds it from that.
 
     Raises:
         EnvironmentProblem: The package is not installed or does not load.
+        SettingNeeded: The network depends on a setting that neither the file nor the user gives.
         UsageProblem: It names no architecture, the architecture does not exist, or is not the one in the file.
     """
     _require_named(arch)
+    kind, _, name = arch.name.partition(":")
+    if kind == "torchvision":
+        of_registry(_registry(kind, name), kind, name, arch.config)  # raises for an unknown name
+        more = torchvision_networks.own_arguments(name, found, reader)
+        return Architecture(arch.name, {**arch.config, "model_args": more}) if more else arch
     if arch.library != ultralytics_networks.PACKAGE:
         return arch
     config = ultralytics_networks.config_of(found)

@@ -411,13 +411,15 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None, progress: 
     folder = weights.parent if path.is_dir() or arch.config else None
     found = found or read_checkpoint(weights, options.weights, require_pinned(weights, options.sha256))
     _require_one_file(found)
-    arch = completed(arch, found)
+    reader = SettingsReader(options.settings or {})
+    arch = completed(arch, found, reader)
+    facts = tuple(reader.facts)
     if arch.is_own_code:
         progress(f"run {options.arch}, as --arch asks", 0, 0)
     network = build_network(arch, found)
-    reader = SettingsReader(options.settings or {})
     images, classes = _images(arch, network, folder, reader), asked_classes(reader)
     reader.done()
+    images = images._replace(facts=(*facts, *images.facts))
     stem = run_folder.utf8_name(path).name if path.is_dir() else run_folder.utf8_stem(path)
     payload, data = f"{stem}{run_folder.FOLDED}", f"{stem}{EXPORTED_SUFFIX}"
     out = Path(options.out) if options.out else run_folder.default_folder(path)
@@ -505,6 +507,8 @@ def _images(arch: Architecture, network: BuiltNetwork, folder: Path | None, read
         usual = Sized(size, said.where)
     if size := own_size(arch.config):
         usual = Sized(size, "config.json")
+    if side := arch.config.get("model_args", {}).get("image_size"):
+        usual = Sized((side, side), "the position embedding")
     return images_by(said, reader, usual)
 
 

@@ -707,3 +707,27 @@ def test_scaled_channels_that_are_padded_need_no_gather(pads):
 )
 def test_a_convolution_absorbs_a_sign(rows, wanted):
     assert operators(rows, {}) == wanted
+
+
+HALVES = {"h2": np.array([3, 3], np.int64), "i1": np.ones(3), "i0": np.zeros(3), **norm(3, (1, -1))}
+IBN = [
+    ("BatchNormalization", "z g h m v", "n"),
+    ("InstanceNormalization", "p i1 i0", "i"),
+    ("Concat", "n i", "t", {"axis": 1}),
+    ("Relu", "t", "y"),
+]
+FIRST, SECOND = ("Slice", "c s0 e0 a1", "z"), ("Slice", "c s1 e1 a1", "p")
+
+
+@pytest.mark.parametrize("parts", [[("Split", "c h2", "z p", {"axis": 1})], [FIRST, SECOND]])
+def test_a_convolution_absorbs_the_norm_of_half_of_its_channels(parts):
+    """The other half of the channels goes into an InstanceNorm (IBN-Net, MODNet)."""
+    found = operators([CONV, *parts, *IBN], HALVES | integers(s0=[0], e0=[3], s1=[3], e1=[6], a1=[1]))
+    assert found == ["Concat", "Conv", "InstanceNormalization", "Relu", "Split"]
+
+
+@pytest.mark.parametrize("others", [[SECOND], [("Sin", "c", "u"), ("Slice", "u s1 e1 a1", "p")]])
+def test_channels_that_others_read_keep_their_norm(others):
+    """The parts overlap, or something else reads all channels."""
+    found = operators([CONV, FIRST, *others, *IBN], HALVES | integers(s0=[0], e0=[3], s1=[2], e1=[5], a1=[1]))
+    assert {"BatchNormalization", "Mul"} & {*found}

@@ -19,7 +19,7 @@ import numpy as np
 
 from repaconv.algebra.convolution_kernels import per_output_channel
 from repaconv.graph.channel_axes import ScaleAndShift, affine_of
-from repaconv.graph.index_selections import axes_of
+from repaconv.graph.index_selections import axes_of, selection_of
 from repaconv.graph.nodes_and_constants import (
     Array,
     Writer,
@@ -31,7 +31,7 @@ from repaconv.graph.nodes_and_constants import (
     is_read_once,
     made_by,
 )
-from repaconv.graph.operator_facts import POOLS, VIEWS
+from repaconv.graph.operator_facts import POOLS, SELECTIONS, VIEWS
 from repaconv.graph.symbolic_shapes import as_numbers, rank_of, shaped_like, sizes
 from repaconv.graph.view_chains import view_of_chain
 from repaconv.results import Change
@@ -58,7 +58,7 @@ _Sources = list[tuple["ir.Value | None", "ScaleAndShift | None"]]
 def absorb_scales_and_shifts(model: ir.Model, rewrite: str) -> Iterator[Change]:
     """Absorb each scale and shift that comes after nothing but convolutions with constant weights; in place."""
     for node in tuple(model.graph):
-        if not any(made_by(value, *_LAYERS, *_RULES) for value in node.inputs):
+        if not any(made_by(value, *_LAYERS, *_RULES, *SELECTIONS) for value in node.inputs):
             continue
         found = affine_of(node)
         layers = _layers_before(*found) if found is not None else []
@@ -117,8 +117,11 @@ def _layers_before(value: ir.Value, affine: ScaleAndShift) -> list[_Layer]:
     todo: _Sources = [(value, affine)]
     while todo:
         x, moved = todo.pop()
-        node = x.producer() if x is not None else None
-        if x is None or moved is None or node is None or node.domain or not is_read_once(x):
+        if x is None or moved is None or not is_read_once(x):
+            return []
+        x, moved = _before_selection(x, moved)
+        node = x.producer()
+        if node is None or node.domain:
             return []
         if any(is_read(other) for other in node.outputs if other is not x):
             return []
@@ -133,6 +136,31 @@ def _layers_before(value: ir.Value, affine: ScaleAndShift) -> list[_Layer]:
             return []
         todo += sources
     return found[::-1]
+
+
+def _before_selection(x: ir.Value, affine: ScaleAndShift) -> tuple[ir.Value, ScaleAndShift]:
+    """The value of which ``x`` is some channels, if no other reader has these, and the map that keeps its others.
+
+    If ``x`` is anything else, it is returned with its own map.
+    """
+    chosen = selection_of(x)
+    shape = sizes(chosen.value) if chosen is not None else None
+    if chosen is None or shape is None or chosen.axis != 1 or not chosen.keeps or not isinstance(shape[1], int):
+        return x, affine
+    readers = dict.fromkeys(reader for reader, _ in chosen.value.uses())
+    others = [selection_of(out) for reader in readers for out in reader.outputs if is_read(out)]
+    apart = [other.places for other in others if other is not None and (other.value, other.axis) == (chosen.value, 1)]
+    taken = np.concatenate(apart)
+    if chosen.value.is_graph_output() or len(apart) < len(others) or len(np.unique(taken)) < len(taken):
+        return x, affine
+
+    def spread(numbers: Array, fill: float) -> Array:
+        whole = np.full((1, shape[1], *numbers.shape[2:]), fill, numbers.dtype)
+        whole[:, chosen.places] = numbers
+        return whole
+
+    shift = None if affine.shift is None else spread(affine.shift, 0)
+    return chosen.value, ScaleAndShift(spread(affine.scale, 1), shift)
 
 
 def _layer(node: ir.Node, affine: ScaleAndShift) -> _Layer | None:

@@ -185,6 +185,13 @@ def test_layers_after_absorb_a_norm_past(case):
     assert ("BatchNormalization" in found) == (weights is None), "a padded convolution's border is zero"
 
 
+def test_the_classifier_absorbs_the_norm_of_a_flattened_shortcut():
+    """No layer before the sum can: one term is the shortcut, or its activation (ArcFace's iResNet)."""
+    rows = [CONV, ("Relu", "c", "r"), ("Add", "c r", "z"), NORM, ("Reshape", "n t", "f"), ("MatMul", "f w2", "y")]
+    weights = {**norm(WIDTH, (1, -1)), "w2": normal(WIDTH * SIZE * SIZE, 4), **integers(t=[1, -1])}
+    assert "BatchNormalization" not in operators(rows, weights, shape=(1, 3, SIZE, SIZE))
+
+
 GATE = [("GlobalAveragePool", "z", "p"), ("Sigmoid", "p", "gate"), ("Mul", "n gate", "o"), ("Conv", "o kv", "y", SAME)]
 
 

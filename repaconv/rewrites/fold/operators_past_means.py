@@ -212,10 +212,8 @@ def _is_increasing(step: tuple[str, Array, int]) -> bool:
 
 def _is_for_layer_after(node: ir.Node) -> bool:
     """Whether a linear layer alone reads a node, through means, maxima and views at most, and none is before it."""
-    before, value = node.inputs[0], node.outputs[0]
-    while (scaled := made_by(before, *ARITHMETIC, "BatchNormalization")) is not None:
-        before = next((x for x in scaled.inputs if not is_constant(x)), None)
-    if made_by(before, *LINEAR) is not None:
+    value = node.outputs[0]
+    if _follows_linear_layers(node.inputs[0]):
         return False
     while not any(map(is_read, node.outputs[1:])):
         reader = only_reader(value, *AVERAGES, *MAXIMA, *VIEWS, "MatMul")
@@ -223,6 +221,16 @@ def _is_for_layer_after(node: ir.Node) -> bool:
             return reader is not None and reader.inputs[0] is value and is_constant(reader.inputs[1])
         node, value = reader, reader.outputs[0]
     return False
+
+
+def _follows_linear_layers(value: ir.Value | None) -> bool:
+    """Whether linear layers alone compute a value, through scales, shifts and sums that nothing else reads."""
+    inner = made_by(value, *ARITHMETIC, "BatchNormalization")
+    if value is None or inner is None:
+        return made_by(value, *LINEAR) is not None
+    variable = [x for x in inner.inputs if x is not None and not is_constant(x)]
+    alone = len(variable) == 1 or all(map(is_read_once, variable))
+    return alone and all(map(_follows_linear_layers, variable))
 
 
 def _source_and_steps(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, int]]] | None:

@@ -22,6 +22,7 @@ from repaconv.graph.index_selections import swaps_last
 from repaconv.graph.nodes_and_constants import nodes_of
 from repaconv.graph.symbolic_shapes import sizes
 from repaconv.results import Change
+from repaconv.rewrites.fold.common_factors_of_sums import COMMON_FACTOR
 from repaconv.rewrites.fold.einsum_products import equivalent_nodes
 from repaconv.rewrites.fold.gelu_formula import GELU
 from repaconv.rewrites.fold.max_pools_in_series import POOLS_IN_SERIES
@@ -38,7 +39,7 @@ Refold = Callable[[tuple[str, ...]], "Folded"]
 """A function that folds the graph without the rewrites of these names."""
 
 
-ALWAYS_KEPT = frozenset({GELU.name, POOL_PADDING.name, POOLS_IN_SERIES.name})
+ALWAYS_KEPT = frozenset({COMMON_FACTOR.name, GELU.name, POOL_PADDING.name, POOLS_IN_SERIES.name})
 """Rewrites that are kept whatever the sizes say: what they save, or correct, no size counts."""
 
 

@@ -13,6 +13,7 @@ from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
 from repaconv.rewrites.fold.batch_norm_operator import BATCH_NORM
 from repaconv.rewrites.fold.chains_of_constants import CONSTANTS
 from repaconv.rewrites.fold.clip_operator import CLIP
+from repaconv.rewrites.fold.common_factors_of_sums import COMMON_FACTOR
 from repaconv.rewrites.fold.computed_shapes import SHAPES
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.concats_in_series import CONCATS
@@ -107,6 +108,7 @@ FOLDS: tuple[Rewrite, ...] = (  # ``convolution`` again for what ``affine`` has 
     *(_followed_by_affine(fold) for fold in BEFORE_AFFINE),
     TRANSPOSES,  # again, around operators between which there was a norm that ``affine`` has folded
     CONVOLUTION,
+    COMMON_FACTOR,  # after ``affine``, which takes the shift of such a sum to the layer after it
     RECURRENT,
     SELECTIONS_OF_CONCATS,
     CONCATS,

@@ -293,6 +293,14 @@ def test_an_expand_that_its_reader_repeats(batch):
     assert operators(rows, integers(a=[1]), batch=batch) == ["Div", "ReduceL2"]
 
 
+def test_a_tile_that_its_reader_repeats():
+    """As in SwiftFormer, which repeats one query for all tokens. What repeats several channels stays."""
+    rows = [("ReduceL2", "x a", "l", {"keepdims": 1}), ("Tile", "l r", "e"), ("Div", "x e", "y")]
+    assert operators(rows, integers(a=[2, 3], r=[1, 1, SIZE, SIZE])) == ["Div", "ReduceL2"]
+    rows = [("Relu", "x", "l"), ("Tile", "l r", "e"), ("Conv", "x k", "c"), ("Mul", "c e", "y")]
+    assert "Tile" in operators(rows, {"k": normal(WIDTH, 3, 1, 1), **integers(r=[1, 2, 1, 1])})
+
+
 def test_an_expand_that_enlarges_both():
     rows = [("ReduceL2", "x a", "l"), ("Expand", "l s", "e"), ("Div", "l e", "y")]
     assert "Expand" in operators(rows, integers(a=[1], s=[2, 3, SIZE, SIZE]))

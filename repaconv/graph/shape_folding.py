@@ -325,6 +325,15 @@ def _expand(_model: ir.Model, node: ir.Node, _known: Integers) -> None:
     read_past_expand(node)
 
 
+def _tile(_model: ir.Model, node: ir.Node, _known: Integers) -> None:
+    """Treat a Tile that repeats axes of length 1 as the Expand that computes the same."""
+    before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
+    if before is None or after is None or len(before) != len(after):
+        return
+    if all(size in (1, repeated) for size, repeated in zip(before, after, strict=True)):
+        read_past_expand(node)
+
+
 def read_past_expand(node: ir.Node) -> None:
     """Let all that reads an Expand read its input, if that has the same shape, or if they broadcast it anyway."""
     x, out = node.inputs[0], node.outputs[0]
@@ -469,5 +478,6 @@ _RULES = {
     "Reshape": _reshape,
     "Flatten": _reshape,
     "Split": _split,
+    "Tile": _tile,
     "Unsqueeze": _unsqueeze,
 }

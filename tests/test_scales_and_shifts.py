@@ -614,6 +614,15 @@ def test_a_layer_of_regrouped_tokens_is_composed_with_the_layer_before(batch):
 
 
 @pytest.mark.parametrize("batch", [2, "batch"])
+def test_a_layer_of_tokens_grouped_back_is_composed_with_the_layer_of_the_groups(batch):
+    """As in TimeSformer, where the first layer acts on batch * 2 groups of tokens."""
+    rows = [("Tanh", "x", "a"), ("Reshape", "a r", "g"), ("MatMul", "g w1", "p"), REGROUPED[1]]
+    rows += [("Softmax", "q", "z"), ("MatMul", "z w1", "p2"), ("Add", "p2 b1", "q2"), ("Reshape", "q2 back", "t")]
+    found = regrouped([*rows, *REGROUPED[3:]], batch, **integers(back=[-1, 8, 6]))
+    assert found.count("MatMul") == 2
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
 def test_a_convolution_of_tokens_as_an_image_is_composed_with_the_layer_before(batch):
     assert regrouped(AS_IMAGE, batch) == ["Add", "MatMul", "Reshape", "Tanh", "Transpose"]
 

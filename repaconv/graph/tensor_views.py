@@ -2,7 +2,8 @@
 
 A source [B, N, 3 H d] seen as [3, B, H, N, d] has the factors B, N, 3, H, d; an axis of the view is a product of some
 of them. Different chains of nodes with the same effect are the same view. A selection on a factor is a selection on the
-source's axis. A dynamic size is a single factor and is never split, so that a view holds at every size.
+source's axis. A dynamic size is a single factor, and only a number that it is a multiple of is split off, so that a
+view holds at every size.
 
 `repaconv.graph.index_selections` reads single nodes, `repaconv.graph.view_chains` finds the view of a chain of nodes.
 """

@@ -10,7 +10,7 @@ import numpy as np
 from repaconv.graph.index_selections import Places, axes_of, perm_of, selected_positions
 from repaconv.graph.nodes_and_constants import made_by, scalar
 from repaconv.graph.operator_facts import MOVES, VIEWS
-from repaconv.graph.symbolic_shapes import Size, Sizes, is_dynamic, rank_of, sizes
+from repaconv.graph.symbolic_shapes import Size, Sizes, floor_divided, is_dynamic, rank_of, sizes
 from repaconv.graph.tensor_views import View
 
 if TYPE_CHECKING:
@@ -173,8 +173,12 @@ class _Factors:
             if have == need:
                 found.append(self.rest.pop(end))
                 need = 1
-            elif not (isinstance(have, int) and isinstance(need, int)):
+            elif not isinstance(need, int):
                 return None
+            elif not isinstance(have, int):
+                if have.number % need:
+                    return None
+                self._split(end, floor_divided(have, need), need)
             elif need % have == 0:
                 found.append(self.rest.pop(end))
                 need //= have
@@ -184,7 +188,7 @@ class _Factors:
                 return None
         return found[:: 1 if end == 0 else -1]
 
-    def _split(self, end: int, inside: int, outside: int) -> None:
+    def _split(self, end: int, inside: Size, outside: int) -> None:
         """Split the factor at one end into two; ``outside`` is the size of the one that is there then."""
         factor, new = self.rest[end], max(self.size) + 1
         self.size[factor], self.size[new] = (outside, inside) if end == 0 else (inside, outside)

@@ -879,3 +879,69 @@ def test_largest_values_of_a_graph_are_those_of_all_its_float_values():
     expected = {"x": 16, "first": 5, "second": 16, "scaled": 140000, "y": 140003, "start": 15, "end": 140000}
     expected |= {"wide": 140000, "squares": 140000.0**2, "none": 0, "root": np.nan}
     assert found == pytest.approx(expected, nan_ok=True)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+@pytest.fixture
+def exported_graph(tmp_path, monkeypatch):
+    """A function that folds a graph of images [1, 3, 16, 16] by its text and exports it in a precision."""
+    monkeypatch.chdir(tmp_path)
+
+    def export(nodes, precision, opset=20, **constants):
+        weights = {"w": normal(8, 3, 3, 3), "v": normal(4, 8, 3, 3), **constants}
+        text = (
+            f'<ir_version: 9, opset_import: ["": {opset}]> g (float[1, 3, 16, 16] x) => (float[1, 4, 16, 16] y) {{ a = '
+        )
+        model = onnx.parser.parse_model(
+            f"{text} Conv<pads = [1, 1, 1, 1]>(x, w) {nodes} y = Conv<pads = [1, 1, 1, 1]>(b, v) }}"
+        )
+        model.graph.initializer.extend(onnx.numpy_helper.from_array(each, name) for name, each in weights.items())
+        onnx.save(model, "net.onnx")
+        rc.fold("net.onnx", measure=False)
+        return rc.export(precision=precision, target="rtx-30" if precision == "bf16" else "x86-64", onnx="low.onnx")
+
+    return export
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants"),
+    [
+        ("m = MeanVarianceNormalization(a) b = Celu(m)", {}),
+        (
+            "grid = AffineGrid(theta, size) b = GridSample(a, grid)",
+            {"theta": np.eye(2, 3, dtype=np.float32)[None], "size": np.array([1, 8, 16, 16])},
+        ),
+    ],
+)
+def test_operators_without_float16_stay_in_float32(exported_graph, nodes, constants):
+    done = exported_graph(nodes, "fp16", **constants)
+    assert not [link for link in done.links if link.verdict == "failed"]
+    assert len(done.fp32_nodes) == 1
+    load_onnx(Path("low.onnx")).run({"x": normal(1, 3, 16, 16)})
+
+
+def test_a_layer_after_a_group_norm_computes_in_bfloat16(exported_graph):
+    """ONNX infers no type of its output."""
+    scales = {"s": np.ones(8, np.float32), "t": np.zeros(8, np.float32)}
+    done = exported_graph("b = GroupNormalization<num_groups = 4>(a, s, t)", "bf16", 21, **scales)
+    assert done.links[-1].verdict != "failed"
+    weights = {each.name: each.data_type for each in onnx.load("low.onnx").graph.initializer}
+    assert weights["v.bf16"] == onnx.TensorProto.BFLOAT16
+
+
+def test_int8_of_a_value_that_is_nan_is_refused(exported_graph):
+    with pytest.raises(Refused, match="NaN on every calibration image"):
+        exported_graph("b = Sqrt(a)", "int8")
+    assert not Path("low.onnx").exists()
+
+
+def test_a_graph_that_fails_in_lower_precision_is_refused(exported_graph, monkeypatch):
+    monkeypatch.setattr(precision_module, "NO_FP16_KERNEL", ())
+    constants = {"theta": np.eye(2, 3, dtype=np.float32)[None], "size": np.array([1, 8, 16, 16])}
+    with pytest.raises(Refused, match="does not run under ONNX Runtime") as caught:
+        exported_graph("grid = AffineGrid(theta, size) b = GridSample(a, grid)", "fp16", **constants)
+    assert "--keep-fp32" in caught.value.hint
+    assert not Path("low.onnx").exists()

@@ -31,8 +31,16 @@ from repaconv.engines.contract import (
     require_device,
 )
 from repaconv.engines.tunable_session_settings import parse_settings, require_one_stream
-from repaconv.graph.onnx_files import all_graphs, attributes_of, read_graph, require_external_files, restore_names
-from repaconv.graph.operator_facts import DEFAULT_DOMAIN, PRODUCTS
+from repaconv.graph.onnx_files import (
+    all_graphs,
+    attributes_of,
+    opset_of,
+    read_graph,
+    require_external_files,
+    restore_names,
+)
+from repaconv.graph.operator_facts import PRODUCTS
+from repaconv.graph.operator_schemas import output_types
 
 if TYPE_CHECKING:
     import onnx
@@ -322,7 +330,7 @@ def _types(model: Any) -> dict[str, int]:
     low = (TensorProto.INT8, TensorProto.UINT8)
     kinds: dict[str, int] = {weight.name: weight.data_type for weight in model.graph.initializer}
     kinds |= {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
-    opset = next((each.version for each in model.opset_import if each.domain in DEFAULT_DOMAIN), 0)
+    opset = opset_of(model)
     found: Counter[str] = Counter()
     for node in model.graph.node:
         attributes = attributes_of(node)
@@ -339,31 +347,8 @@ def _types(model: Any) -> dict[str, int]:
             kind = kinds.get(node.input[1], TensorProto.FLOAT)
         elif node.op_type == "QuantizeLinear":
             kind = kinds.get(node.input[2], TensorProto.UINT8) if len(node.input) > 2 else TensorProto.UINT8
-        kinds |= dict.fromkeys(node.output, kind) | _types_by_schema(node, kinds, opset)
+        kinds |= dict.fromkeys(node.output, kind) | output_types(node, kinds, opset)
     return dict(sorted(found.items()))
-
-
-def _types_by_schema(node: onnx.NodeProto, kinds: Mapping[str, int], opset: int) -> dict[str, int]:
-    """The element types of a node's outputs, as far as the schema of its operator determines them.
-
-    The output of a `Where` has the type of its second input; that of a comparison is boolean.
-    """
-    from onnx import TensorProto, defs
-
-    only_types = {"tensor(bool)": TensorProto.BOOL, "tensor(int64)": TensorProto.INT64}
-    if node.domain not in DEFAULT_DOMAIN or not defs.has(node.op_type, opset):
-        return {}
-    schema = defs.get_schema(node.op_type, opset)
-    given, found = dict[str, int](), dict[str, int]()
-    for place, name in enumerate(node.input):
-        if kind := kinds.get(name):
-            given[schema.inputs[min(place, len(schema.inputs) - 1)].type_str] = kind
-    for place, name in enumerate(node.output):
-        formal = schema.outputs[min(place, len(schema.outputs) - 1)]
-        only = next(iter(formal.types)) if len(formal.types) == 1 else ""
-        if kind := given.get(formal.type_str, only_types.get(only)):
-            found[name] = kind
-    return found
 
 
 ENGINE = OnnxRuntime()

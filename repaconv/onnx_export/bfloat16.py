@@ -14,6 +14,7 @@ import numpy as np
 
 from repaconv.graph.onnx_files import NewNames, opset_of, subgraphs_of
 from repaconv.graph.operator_facts import RANDOM
+from repaconv.graph.operator_schemas import allowed_types, output_types
 
 if TYPE_CHECKING:
     import onnx
@@ -83,15 +84,9 @@ class _Typing:
 
     def _takes(self, node: onnx.NodeProto, place: int) -> bool:
         """Return whether an input of a node may be bfloat16."""
-        from onnx import defs
-
         if node.name in self.keep or subgraphs_of(node):
             return False
-        if not defs.has(node.op_type, self.opset, node.domain):
-            return False
-        schema = defs.get_schema(node.op_type, self.opset, node.domain)
-        formal = schema.inputs[min(place, len(schema.inputs) - 1)]
-        return "tensor(bfloat16)" in formal.types
+        return "tensor(bfloat16)" in allowed_types(node, place, self.opset)
 
     def _in(self, name: str, cast: str, low: bool) -> str:
         """Return a value in the wanted type, inserting one cast per value with this node name."""
@@ -183,13 +178,20 @@ def _cast(source: str, target: str, to: int, name: str) -> onnx.NodeProto:
 
 
 def _types(model: onnx.ModelProto) -> dict[str, int]:
-    """Return the element type of each value of the graph that ONNX infers, weights included."""
+    """Return the element type of each value of the graph that ONNX infers, weights included.
+
+    ONNX infers none of some operators that it defines by others, such as GroupNormalization.
+    """
     import onnx
 
-    graph = onnx.shape_inference.infer_shapes(model).graph
+    graph, opset = onnx.shape_inference.infer_shapes(model).graph, opset_of(model)
     values = (*graph.input, *graph.value_info, *graph.output)
     types = {value.name: value.type.tensor_type.elem_type for value in values if value.type.tensor_type.elem_type}
-    return types | {weight.name: weight.data_type for weight in graph.initializer}
+    types |= {weight.name: weight.data_type for weight in graph.initializer}
+    for node in graph.node:
+        for name, kind in output_types(node, types, opset).items():
+            types.setdefault(name, kind)
+    return types
 
 
 def _as_bf16(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]], name: str) -> onnx.TensorProto:

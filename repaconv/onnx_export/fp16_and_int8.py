@@ -6,6 +6,7 @@ bfloat16, which the converter does not support, is in `repaconv.onnx_export.bflo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,8 @@ from repaconv.core.errors import Refused
 from repaconv.core.progress import only_errors
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.engines.contract import Feeds
-from repaconv.graph.onnx_files import NewNames, all_graphs, subgraphs_of
+from repaconv.graph.onnx_files import NewNames, all_graphs, opset_of, subgraphs_of
+from repaconv.graph.operator_schemas import allowed_types
 
 if TYPE_CHECKING:
     import onnx
@@ -57,6 +59,26 @@ def nodes_beyond_fp16(model: onnx.ModelProto, largest: Mapping[str, float]) -> l
         squared = max((known.get(name, 0.0) for name in node.input[:1]), default=0.0) ** 2
         limit = LARGEST_FP16 / FP16_HEADROOM
         if not reach <= limit or (node.op_type in SQUARING and not squared <= limit):
+            found.append(node.name)
+    return found
+
+
+NO_FP16_KERNEL = ("AffineGrid",)
+"""Operators that ONNX allows in float16, and that ONNX Runtime then computes by a function that fails."""
+
+
+def nodes_without_fp16(model: onnx.ModelProto) -> list[str]:
+    """Return the names of nodes that cannot compute in float16, but for those that the converter knows itself.
+
+    ONNX's schema of Celu, for example, has float32 alone.
+    """
+    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
+
+    opset, found = opset_of(model), []
+    for node in model.graph.node:
+        types = allowed_types(node, 0, opset) if node.input else ()
+        is_wide = "tensor(float)" in types and "tensor(float16)" not in types
+        if node.op_type not in DEFAULT_OP_BLOCK_LIST and (is_wide or node.op_type in NO_FP16_KERNEL):
             found.append(node.name)
     return found
 
@@ -297,24 +319,32 @@ def _by_onnxruntime(
     left += _gemms_with_another_bias(prepared.graph)
     _give_own_weights(prepared.graph, lambda node, place: None if node.name in left else _scales_of(node, place))
     _remove_unread_weights(prepared.graph)
-    with scratch_folder() as folder, only_errors():
+    with scratch_folder() as folder, only_errors(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a value that is NaN everywhere
         single, path = folder / "fp32.onnx", folder / "int8.onnx"
         onnx.save(prepared, single)  # given a model in memory, the quantizer modifies it
-        quantize_static(
-            str(single),
-            str(path),
-            Reader(),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=list(QUANTIZED),
-            per_channel=True,
-            reduce_range=how.narrow,
-            activation_type=QuantType.QInt8 if how.about_zero else QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-            nodes_to_exclude=left,
-            extra_options=SYMMETRIC
-            if how.symmetric
-            else {**NO_OUTPUT_QUANTIZATION, "ActivationSymmetric": how.about_zero},
-        )
+        try:
+            quantize_static(
+                str(single),
+                str(path),
+                Reader(),
+                quant_format=QuantFormat.QDQ,
+                op_types_to_quantize=list(QUANTIZED),
+                per_channel=True,
+                reduce_range=how.narrow,
+                activation_type=QuantType.QInt8 if how.about_zero else QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                nodes_to_exclude=left,
+                extra_options=SYMMETRIC
+                if how.symmetric
+                else {**NO_OUTPUT_QUANTIZATION, "ActivationSymmetric": how.about_zero},
+            )
+        except AssertionError as error:  # "scale issue": NaN is not larger than any number
+            raise Refused(
+                "a value of the graph is NaN on every calibration image, so that int8 has no range for it.",
+                hint="Give images of the kind that the network is for, or export it with --precision fp32.",
+                code="export.int8-ranges",
+            ) from error
         return onnx.load(path)
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.benchmark.cpu_isa_level import int8_saturates
-from repaconv.core.errors import UsageProblem, did_you_mean
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem, did_you_mean, first_line
 from repaconv.core.progress import Progress
-from repaconv.engines.contract import Feeds, Session
+from repaconv.engines.contract import Array, Feeds, Session
 from repaconv.results import Link
 from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
 from repaconv.stages.shared.input_selection import Split, fill_batch, scores_output
 from repaconv.stages.shared.task_choice import evaluation_of
-from repaconv.verification.model_runners import OnnxValues, load_onnx, named, with_outputs
+from repaconv.verification.model_runners import FixedBatch, OnnxValues, load_onnx, named, with_outputs
 
 if TYPE_CHECKING:
     import onnx
@@ -145,7 +145,6 @@ def lower_and_compare(
     """
     from repaconv.verification.comparison import Comparison
     from repaconv.verification.divergence_location import broken, locate
-    from repaconv.verification.model_runners import FixedBatch
     from repaconv.verification.tolerances import tolerance
 
     progress(f"to {precision}", 0, 0)
@@ -163,7 +162,7 @@ def lower_and_compare(
     evaluation = evaluation_of(source_model, precision, given.given.size, task)
     found = Comparison(f"ONNX, {precision}", allowed, scores, evaluation=evaluation)
     for images in given.test_batches():
-        outputs = after.run(images.given), before.run(images.given)
+        outputs = _outputs_of(after, images.given, precision), before.run(images.given)
         found.add(*outputs, labels=images.labels, whole=given.whole, truths=images.truths)
     links = found.links(precision, "ONNX, float32", BF16_NOTE if precision == "bf16" else "")
     right, wrong = (OnnxValues(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
@@ -176,6 +175,24 @@ def lower_and_compare(
         inferences = [{name: fill_batch(array, batch) for name, array in first.items()}]
     where = locate(right, wrong, inferences, allowed=None, decides=source_model.decides)
     return LowPrecisionGraph(typed, tuple(broken(link, where) for link in links), kept)
+
+
+def _outputs_of(session: FixedBatch, feeds: Feeds, precision: str) -> dict[str, Array]:
+    """Run a graph of lower precision.
+
+    Raises:
+        Refused: If it does not run.
+    """
+    try:
+        return session.run(feeds)
+    except RepaconvError:
+        raise
+    except Exception as error:  # ONNX Runtime raises anything
+        raise Refused(
+            f"the graph in {precision} does not run under ONNX Runtime: {first_line(error)}.",
+            hint="Keep the node that fails in FP32, with --keep-fp32 NODE.",
+            code="export.does-not-run",
+        ) from error
 
 
 def to_precision(
@@ -200,13 +217,14 @@ def to_precision(
         nodes: Nodes that stay in FP32 in any precision.
     """
     from repaconv.onnx_export.bfloat16 import to_bf16
-    from repaconv.onnx_export.fp16_and_int8 import nodes_beyond_fp16, to_fp16, to_int8
+    from repaconv.onnx_export.fp16_and_int8 import nodes_beyond_fp16, nodes_without_fp16, to_fp16, to_int8
     from repaconv.onnx_export.fp32_layer_selection import nodes_of
 
     no_kernel = device.fp32_operators.get(precision, ())
     nodes = (*nodes, *(node.name for node in model.graph.node if node.op_type in no_kernel))
     if precision == "fp16":
-        kept = tuple(dict.fromkeys((*nodes_beyond_fp16(model, largest_values(model, load_onnx, calls)), *nodes)))
+        beyond = nodes_beyond_fp16(model, largest_values(model, load_onnx, calls))
+        kept = tuple(dict.fromkeys((*beyond, *nodes_without_fp16(model), *nodes)))
         return to_fp16(model, kept), kept
     if precision == "bf16":
         return to_bf16(model, nodes), tuple(nodes)

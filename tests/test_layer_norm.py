@@ -83,6 +83,19 @@ def test_a_formula_is_one_operator(form, opset):
     assert kinds(network(form, opset)) == ["LayerNormalization"]
 
 
+@pytest.mark.parametrize("batch", [SHAPE[0], "n"])
+def test_the_axis_that_a_variance_drops_is_added_by_a_reshape(batch):
+    """As PyTorch's newer exporter writes ``x.var(-1, keepdim=True)``, by the size of the dropped batch if dynamic."""
+    rows = [
+        *(*VARIANCE[:3], ("ReduceMean", "q", "d", {"axes": [-1], "keepdims": 0}), ("Shape", "d", "n", {"end": 1})),
+        *(("Concat", "n rest", "to", {"axis": 0}), ("Reshape", "d to", "v"), VARIANCE[-1], ROOT, *TORCH[-3:]),
+    ]
+    rows[-3] = ("Div", "c s", "d2")
+    rows[-2] = ("Mul", "d2 g", "f")
+    model = network(rows, shape=(batch, *SHAPE[1:]), rest=np.array([SHAPE[1], 1]))
+    assert kinds(model) == ["LayerNormalization"]
+
+
 IMAGE = (2, C, 4, C)  # as wide as it has channels
 CHANNELS = {"g": RANDOM.standard_normal((C, 1, 1)), "b": RANDOM.standard_normal((1, C, 1, 1))}
 

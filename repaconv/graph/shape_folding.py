@@ -31,6 +31,7 @@ from repaconv.graph.nodes_and_constants import (
     is_read,
     is_read_once,
     made_by,
+    nodes_of,
     only_reader,
 )
 from repaconv.graph.operator_facts import BROADCASTING, HALVES, PRODUCTS, QUANTIZING, RANDOM
@@ -79,6 +80,9 @@ def _fold_shapes(model: ir.Model) -> None:
     read_sizes_from_inputs(model, known)
     read_sizes_after_norms(model)
     clean(model)
+    for node in nodes_of(model, "Unsqueeze", "Reshape"):  # of a variance, PyTorch's exporter writes a Reshape
+        _keep_reduced_axes(node)
+    remove_unused(model)
 
 
 def _write_type(node: ir.Node) -> None:
@@ -370,9 +374,8 @@ def _gather_nd(model: ir.Model, node: ir.Node, _known: Integers) -> None:
     write.replace(node.outputs[0], new)
 
 
-def _unsqueeze(model: ir.Model, node: ir.Node, known: Integers) -> None:
-    """Let the operator before an Unsqueeze keep the axis that is added: a reduction, or a Gather of one position."""
-    _keep_reduced_axes(model, node, known)
+def _unsqueeze(model: ir.Model, node: ir.Node, _known: Integers) -> None:
+    """Let a Gather of one position before an Unsqueeze keep the axis that is added."""
     gather, out = made_by(node.inputs[0], "Gather"), node.outputs[0]
     if gather is None or only_reader(gather.outputs[0]) is not node or sizes(out) is None:
         return
@@ -387,7 +390,7 @@ def _unsqueeze(model: ir.Model, node: ir.Node, known: Integers) -> None:
     write.replace(out, new)
 
 
-def _keep_reduced_axes(_model: ir.Model, node: ir.Node, _known: Integers) -> None:
+def _keep_reduced_axes(node: ir.Node) -> None:
     """Let a reduction keep the axes that its only reader adds again as axes of length 1."""
     import onnx_ir as ir
 

@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from planted_graph_faults import F, Net
+from test_fold_onnx import graph
 
 from repaconv.graph import weights_in_files
 from repaconv.graph.float64_rewriting import is_only_rounded, rewritten_in_float64, rounded_to_float32
@@ -96,3 +98,13 @@ def test_several_sessions_map_one_file_that_is_removed_afterwards(timed, monkeyp
     whole = load_onnx(model.SerializeToString()).run(feeds)["y"]
     for session in sessions:
         np.testing.assert_array_equal(session.run(feeds)["y"], whole)
+
+
+def test_the_shape_of_a_weight_that_is_in_a_file_is_in_the_graph(monkeypatch):
+    """By which ONNX Runtime infers that of an Expand, and which it does not read from a file."""
+    monkeypatch.setattr("repaconv.verification.model_runners.FILE_BYTES", 1)
+    rows = [("Shape", "w", "s", {"end": 1}), ("ReduceMean", "x", "m", {"keepdims": 0}), ("Expand", "m s", "b")]
+    weights = {"w": np.ones((64, 32, 1, 1), np.float32)}
+    model = graph([*rows, ("Conv", "x w b", "y")], weights, {"x": (1, 32, 2, 2)}, kind=onnx.TensorProto.FLOAT)
+    y = load_onnx(model).run({"x": np.ones((1, 32, 2, 2), np.float32)})["y"]
+    np.testing.assert_array_equal(y, np.full((1, 64, 2, 2), 33))

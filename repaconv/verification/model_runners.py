@@ -20,7 +20,14 @@ from repaconv.core.thread_pool import usable_cpus
 from repaconv.engines.contract import Array, Engine, Feeds, GpuSession, GpuTimed, Port, Session, SessionSpec
 from repaconv.engines.session_loading import load_session
 from repaconv.graph.computed_weight_parts import split_off_computed_weights
-from repaconv.graph.graph_without_weights import Numbers, bytes_of, external_weight, refer_to_file, split_off_weights
+from repaconv.graph.graph_without_weights import (
+    MOST_KEPT_ENTRIES,
+    Numbers,
+    bytes_of,
+    external_weight,
+    refer_to_file,
+    split_off_weights,
+)
 from repaconv.graph.weights_in_files import FILE_BYTES
 
 if TYPE_CHECKING:
@@ -346,7 +353,12 @@ def weights_in_file(
 
 
 def _with_computed_weights(bare: onnx.ModelProto, apart: Numbers) -> tuple[onnx.ModelProto, Numbers]:
-    """Compute the weights that a model computes from its large constants alone, one by one; each is read once."""
+    """Compute the weights that a model computes from its large constants alone, one by one; each is read once.
+
+    Few numbers, such as the shape of a weight, stay in the model: ONNX Runtime infers shapes by them.
+    """
+    from onnx import numpy_helper
+
     rest, parts = split_off_computed_weights(bare, apart.keys())
     found: dict[str, Array] = {}
     try:
@@ -354,13 +366,17 @@ def _with_computed_weights(bare: onnx.ModelProto, apart: Numbers) -> tuple[onnx.
             read = {weight.name for weight in part.graph.initializer}
             numbers = {name: each for name, each in apart.items() if name in read}
             found |= load_onnx(part, numbers, as_written=True).run({})
-        initializers = [external_weight(name, array) for name, array in found.items()]
+        few = {name for name, array in found.items() if array.size <= MOST_KEPT_ENTRIES}
+        initializers = [
+            numpy_helper.from_array(array, name) if name in few else external_weight(name, array)
+            for name, array in found.items()
+        ]
     except Exception:  # runtimes raise errors of many classes; the whole model shows what it does
         return bare, apart
     names = {weight.name for weight in rest.graph.initializer}
     rest.graph.initializer.extend(initializers)
     kept = {name: each for name, each in apart.items() if name in names}
-    return rest, {**kept, **{name: partial(found.pop, name) for name in [*found]}}
+    return rest, {**kept, **{name: partial(found.pop, name) for name in [*found] if name not in few}}
 
 
 def _bytes_in(folder: Path) -> int:

@@ -77,6 +77,17 @@ class Drawing(Net):
 """
 
 
+MASKED = """
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 4, 4)
+
+    def forward(self, x):
+        x = self.stem(x).flatten(2).transpose(1, 2).unsqueeze(1).contiguous()
+        mask = (x.mean(-1) > 0).unsqueeze(2).expand(-1, -1, 16, -1)
+        return nn.functional.scaled_dot_product_attention(x, x, x, mask.float().masked_fill(~mask, -1e9))
+"""
 VIT = """
 class Vit(nn.Module):
     def __init__(self):
@@ -179,6 +190,14 @@ def test_a_network_of_images_with_convolutions_of_sequences_is_told_to_give_the_
         rc.fold("c.pth", arch="./net.py:Attended")
     assert caught.value.hint.startswith("If its images are of another size: --set image_size=")
     assert rc.fold("c.pth", arch="./net.py:Attended", settings={"image_size": "8x8"}).verdict == "passed"
+
+
+def test_attention_with_a_mask_of_float32_is_compared_with_what_it_is_in_float64(code):
+    """torch's own kernel reads such a mask as numbers of the queries' type. EoMT has one."""
+    code["settings"] = {"image_size": "16x16"}
+    Path("net.py").write_text(f"{CODE}{MASKED}")
+    torch.save(_named(nn.Conv2d(3, 8, 4, 4)).state_dict(), "c.pth")
+    assert rc.fold("c.pth", arch="./net.py:Masked", **code).verdict == "passed"
 
 
 def test_channels_are_those_of_the_first_convolution(code):

@@ -50,16 +50,20 @@ ATTRIBUTES = {
 folded, in float64, into the layer before."""
 
 
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+"""An operator of torch that reads a mask as numbers of the queries' type, whatever its own type is."""
+
+
 class NetworkRunner(TorchRunner):
-    """A `TorchRunner` that rounds the `ATTRIBUTES` of operators to float32."""
+    """A `TorchRunner` that rounds the `ATTRIBUTES` of operators to float32, and casts masks of attention."""
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run the module and return all outputs, floating-point ones in the chosen precision."""
-        with _float32_attributes():
+        with _exact_operators():
             return super().run(feeds)
 
 
-def _float32_attributes() -> AbstractContextManager[Any]:
+def _exact_operators() -> AbstractContextManager[Any]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Single(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -75,7 +79,10 @@ def _float32_attributes() -> AbstractContextManager[Any]:
                 parts = operator.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-            held = ATTRIBUTES.get(operator._schema.name.partition("::")[2].rstrip("_"), ())
+            name = operator._schema.name.partition("::")[2].rstrip("_")
+            if name == ATTENTION and (mask := kwargs.get("attn_mask")) is not None:
+                kwargs = {**kwargs, "attn_mask": mask.to(args[0].dtype)}
+            held = ATTRIBUTES.get(name, ())
             names = [argument.name for argument in operator._schema.arguments]
 
             def single(name: str, value: Any) -> Any:

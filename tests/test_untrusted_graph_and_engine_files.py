@@ -170,6 +170,18 @@ def test_a_node_that_reads_what_is_not_computed_is_named_by_its_output(tmp_path)
         rc.fold(tmp_path / "net.onnx")
 
 
+def test_a_clip_without_the_bound_that_pytorchs_exporter_lost_is_exported_without_its_optimizer(tmp_path):
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Clip", ["a", "bound"], ["y"])]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4])] for name in "xy"]
+    graph = helper.make_graph(nodes, "g", *ends)
+    for producer, hint in (("pytorch", "torch.onnx.export(..., optimize=False)"), ("other", "Export it again; ")):
+        opsets = [helper.make_opsetid("", 20)]
+        onnx.save(helper.make_model(graph, opset_imports=opsets, producer_name=producer), tmp_path / "net.onnx")
+        with pytest.raises(Refused, match="Clip, which computes y, reads bound, which is no input") as refused:
+            rc.fold(tmp_path / "net.onnx")
+        assert hint in refused.value.hint
+
+
 def test_nodes_in_any_order_are_sorted(tmp_path):
     """ONNX Runtime loads them in any order, too; a branch reads a value of the graph around it."""
     weights = {"w": (4, 3, 1, 1), "v": (4, 4, 1, 1), "yes": np.array(True)}

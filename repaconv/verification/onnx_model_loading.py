@@ -104,8 +104,13 @@ def loaded(path: Path) -> onnx.ModelProto:
         check(model)
         _require_no_bytes_left(model)
     except Exception as error:
-        why = (uncomputed_input(model) if UNSORTED_NODES in str(error) else "") or first_line(error)
-        hint = "Export it again; `repaconv inspect` shows what it holds."
+        missing = uncomputed_input(model) if UNSORTED_NODES in str(error) else ""
+        why, hint = missing or first_line(error), "Export it again; `repaconv inspect` shows what it holds."
+        if missing.startswith("Clip,") and model.producer_name == "pytorch":
+            hint = (
+                "The optimizer of PyTorch's exporter loses the bounds of some Clips: export it again with "
+                "torch.onnx.export(..., optimize=False)."
+            )
         if UNKNOWN_OPERATOR in why:
             hint = (
                 "This opset of ONNX has no such operator, and no runtime loads the file. If the exporter left it as "

@@ -83,6 +83,7 @@ def test_where_rounding_moves_most_by_more_than_one_percent_nothing_is_verified(
     vague = np.full(RIGHT.shape, 2 * MOST_EXPLAINED * size / kind.times)
     link = compared(RIGHT + vague, moved=vague, kind=kind, scale=scale)
     assert (link.verdict, link.reason) == ("not verified", "rounding_too_large")
+    assert link.figures.rounding > MOST_EXPLAINED / kind.times
     assert compared(RIGHT + 9 * vague, moved=vague, kind=kind, scale=scale).verdict == "failed"
 
 
@@ -112,6 +113,42 @@ def test_whole_numbers_are_counted_by_image(shape):
     figures = compared(found, right).figures
     assert (figures.unit, figures.compared, figures.different) == ("images", 8, 2)
     assert compared(right, right).reason == "within_tolerance"
+
+
+def test_whole_numbers_that_lower_precision_changes_are_counted_only():
+    right = np.arange(24).reshape(8, 3)
+    one = Comparison("candidate", tolerance("int8"), "")
+    one.add({"y": right + (right == 7)}, {"y": right})
+    (link,) = one.links("int8", "reference")
+    assert (link.verdict, link.reason, link.figures.different) == ("not verified", "discrete_in_low_precision", 1)
+
+
+@pytest.mark.parametrize("moved", [1e-4, 1.0])
+def test_rounding_whose_measurement_is_in_doubt_explains_nothing(moved):
+    one = Comparison("candidate", EXACT)
+    rounding = Rounding(MEASURED, lambda: [{"y": np.full(RIGHT.shape, moved)}], lambda: "Tanh is in doubt")
+    one.add({"y": RIGHT + moved}, {"y": RIGHT}, rounding=rounding)
+    (link,) = one.links("onnx", "reference")
+    assert (link.verdict, link.reason, link.figures.detail) == ("not verified", "not_comparable", "Tanh is in doubt")
+
+
+def test_another_shape_is_a_difference_unless_rounding_changes_the_shape():
+    for moved, verdict in ((np.zeros(RIGHT.shape), "failed"), (np.zeros((5, 6)), "not verified")):
+        one = Comparison("candidate", EXACT, scale=PerNeighborhood)
+        one.add({"y": RIGHT[:7]}, {"y": RIGHT}, rounding=Rounding(MEASURED, lambda moved=moved: [{"y": moved}]))
+        assert one.links("onnx", "reference")[0].verdict == verdict
+        one = Comparison("candidate", EXACT, scale=PerNeighborhood)
+        rounding = Rounding(MEASURED, lambda moved=moved: [{"y": moved}], lambda: "Tanh is in doubt")
+        one.add({"y": RIGHT[:7]}, {"y": RIGHT}, rounding=rounding)
+        reason = "shape_or_type_differs" if verdict == "failed" else "not_comparable"
+        assert one.links("onnx", "reference")[0].reason == reason
+
+
+def test_a_lossy_output_that_hardly_changes_verifies_nothing():
+    for change, verdict in ((1e-6, "not verified"), (1e-3, "passed")):
+        one, right = Comparison("candidate", tolerance("fp16", logits=False), ""), 1 + change * RIGHT
+        one.add({"y": right}, {"y": right})
+        assert one.links("fp16", "reference")[0].verdict == verdict
 
 
 def test_the_worst_image_of_whole_numbers_counts_those_of_earlier_batches():
@@ -200,6 +237,33 @@ def test_an_infinity_on_one_side_is_different_whatever_else_is_infinite(scale, i
         found = right.copy()
         found[0, column] = value
         assert compared(found, right, scale=scale).reason == "exceeds_tolerance", (column, value)
+
+
+@pytest.mark.parametrize("scale", [PerImage, PerNeighborhood])
+def test_where_most_numbers_are_nan_on_both_sides_nothing_is_verified(scale):
+    for columns, verdict, detail in ((3, "passed", ""), (4, "not verified", ": NaN"), (6, "not verified", ": NaN")):
+        right = RIGHT.copy()
+        right[:, :columns] = np.nan
+        link = compared(right, right, scale=scale)
+        assert link.verdict == verdict
+        assert detail in link.note
+        assert columns == 6 or compared(2 * right, right, scale=scale).reason == "exceeds_tolerance"
+
+
+@pytest.mark.parametrize("scale", [PerImage, PerNeighborhood])
+def test_where_an_output_is_nan_for_most_inputs_nothing_is_verified(scale):
+    for calls, verdict in ((1, "passed"), (2, "not verified")):
+        one = Comparison("candidate", EXACT, scale=scale)
+        for right in (RIGHT, *[np.full(RIGHT.shape, np.nan)] * calls):
+            one.add({"y": right}, {"y": right})
+        assert one.links("onnx", "reference")[0].verdict == verdict
+
+
+def test_lower_precision_is_not_compared_where_most_numbers_are_nan():
+    right = np.where(np.arange(6) < 4, np.nan, RIGHT)
+    one = Comparison("candidate", tolerance("fp16"), "y")
+    one.add({"y": right}, {"y": right})
+    assert one.links("fp16", "reference")[0].reason == "not_comparable"
 
 
 def test_a_masked_class_is_never_the_top_1_prediction():

@@ -64,7 +64,8 @@ def shapes_of(feeds: Feeds) -> Shapes:
 class Tally:
     """Counts of images or numbers, and how far rounding moves those that it explains.
 
-    ``nans`` counts numbers that are NaN on both sides: they are equal, but verify nothing.
+    ``nans`` counts numbers that are NaN on both sides, or images of which most numbers are: they are equal, but verify
+    nothing.
     """
 
     def __init__(self, unit: Literal["images", "numbers"]) -> None:
@@ -123,11 +124,13 @@ class PerImage:
     unit: Literal["images", "numbers"] = "images"
 
     def __init__(self, tolerance: Tolerance, vague: float) -> None:
-        self.tolerance, self.vague = tolerance, vague
+        self.tolerance, self.vague, self._nans = tolerance, vague, 0
         self.kind: Kind | None = None
 
     def add(self, a: Array, b: Array, name: str, shape: tuple[int, ...], rounding: Rounding | None) -> Array:
         """Return how far rounding moves each image [N] of a batch [N, K]; 0 if all images are within the tolerance."""
+        self._nans += int(((np.isnan(a) & np.isnan(b)).sum(1) > UNDECIDED_SHARE * b.shape[1]).sum())
+        a, b = without_equal_infinities(a, b)
         with np.errstate(invalid="ignore", over="ignore"):
             error, scale = np.abs(a - b).max(1, initial=0.0), magnitudes(b).max(1, initial=0.0)
             within = (error <= (self.tolerance.rtol or 0.0) * scale) | (error <= (self.tolerance.atol or 0.0))
@@ -145,6 +148,7 @@ class PerImage:
     def tally(self, meter: Meter) -> Tally:
         """Return the counts over all images."""
         found, scale, error = Tally(self.unit), meter.scales(), meter.column("error")
+        found.nans = self._nans
         if self.tolerance.kind == "lossy":
             found.compared = len(error)
             return found
@@ -348,7 +352,7 @@ class Reals:
         a, b = found.reshape(rows), right.reshape(rows)
         moved = np.zeros(len(b))
         if isinstance(self.scale, PerImage):
-            moved = self.scale.add(*without_equal_infinities(a, b), call.output, right.shape, call.rounding)
+            moved = self.scale.add(a, b, call.output, right.shape, call.rounding)
         self.meter.add(a, b, labels=call.labels, undecided=call.undecided, moved=moved)
 
     def outcome(self) -> Outcome:
@@ -409,7 +413,7 @@ class Discrete:
         if wrong.any() and not self.images.different:
             self.worst = self.images.compared + int(wrong.any(1).argmax())
         for tally, differ, out in ((self.numbers, wrong, left), (self.images, wrong.any(1), left.all(1) & images)):
-            tally.compared += len(out) if out.ndim == 1 else out.size
+            tally.compared += out.size
             tally.different += int(differ.sum())
             tally.left_out += int(out.sum())
 
@@ -470,8 +474,6 @@ class _Output:
             self._reshaped(found, expected, call)
         elif not expected.size:
             self.not_compared = self.not_compared or ("not_comparable", Figures(detail="empty for all inputs"))
-        elif _no_number(found) and _no_number(expected):
-            self.not_compared = self.not_compared or ("not_comparable", Figures(detail="NaN on both sides"))
         else:
             moved = bool(given) and expected.shape != self._shapes.setdefault(given, expected.shape)
             self.moves = self.moves or moved
@@ -521,7 +523,9 @@ class _Output:
         found = self.kind.outcome()
         reason, allowed = self._reason(found), self.owner.allowed
         nothing = reason in ("rounding_decides", "rounding_too_large", "discrete_in_low_precision", "not_comparable")
-        described = Figures(detail=self.doubt) if reason == "not_comparable" and self.doubt else found.tally.figures
+        described = found.tally.figures
+        if reason == "not_comparable":
+            described = Figures(detail=self.doubt if self._doubtful(found.tally) else "NaN on both sides")
         words = ""
         if allowed.kind == "lossy" and isinstance(self.kind, Reals) and verdict_for(reason) != "not verified":
             evaluated = self.owner.evaluation.task if self.owner.evaluation else None
@@ -538,6 +542,10 @@ class _Output:
             **ends,
         )
 
+    def _doubtful(self, tally: Tally) -> bool:
+        """Whether rounding explains a difference, and its measurement is in doubt."""
+        return bool(self.doubt and (tally.explained or tally.left_out))
+
     def _reason(self, found: Outcome) -> Reason:
         """Return the reason of the verdict; every verdict of a comparison is decided here."""
         tally, allowed = found.tally, self.owner.allowed
@@ -552,7 +560,7 @@ class _Output:
             return "discrete_in_low_precision" if allowed.kind == "lossy" else "discrete_values_differ"
         if different:
             return "exceeds_tolerance"
-        if self.doubt and (tally.explained or tally.left_out):
+        if self._doubtful(tally):
             return "not_comparable"
         if tally.nans > UNDECIDED_SHARE * tally.compared:
             return "not_comparable"
@@ -797,8 +805,3 @@ def _numbers(value: Any) -> Array | None:
 
 def _kind_of(value: Any) -> str:
     return "a sequence" if isinstance(value, list) else "a map" if isinstance(value, dict) else "no numbers"
-
-
-def _no_number(array: Array) -> bool:
-    """Whether all numbers are NaN, so that nothing can be verified."""
-    return array.dtype.kind == "f" and bool(np.isnan(array).all())

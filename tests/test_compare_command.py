@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 from planted_faults import wrong_initializer
 from small_graphs import F, saved, two_outputs
 
@@ -182,3 +183,66 @@ def test_what_fold_does_not_take_is_not_told_to_be_folded(tiny, repaconv):
     Path("unfolded.pth").write_bytes(tiny.read_bytes() + b"\0")
     code, _, told = repaconv("compare", "repaconv-out/tiny", "unfolded.pth")
     assert (code, "hint: Fold it first: repaconv fold unfolded.pth" in told) == (2, True), told
+
+
+def layers(path, *, kind=np.float32, shift=0.0, scale="k", ends=("x",)):
+    """y = scale * (x @ w), with weights of a type."""
+    weights = {"w": np.random.default_rng(0).standard_normal((4, 6)).astype(kind), "k": np.full((1,), 1 + shift, kind)}
+    nodes = [("MatMul", f"{ends[0]} w", "a", {}), ("Mul", f"a {scale}", "y", {})]
+    each = TensorProto.FLOAT16 if kind == np.float16 else F
+    return saved(path, nodes, weights, {name: (each, ["batch", 4]) for name in ends}, {"y": (each, ["batch", 6])})
+
+
+def test_as_many_random_inputs_as_asked_for_are_compared(tmp_path, repaconv, monkeypatch):
+    model, seen = layers(tmp_path / "a.onnx"), []
+    run = FixedBatch.run
+    monkeypatch.setattr(FixedBatch, "run", lambda self, feeds: (seen.append(feeds["x"]), run(self, feeds))[1])
+    found = {}
+    for count, seed in ((3, 0), (20, 0), (3, 1)):
+        seen.clear()
+        done = rc.compare(model, model, count=count, seed=seed)
+        assert done.inputs.startswith(f"{count} random inputs, seed {seed}; ")
+        found[count, seed] = [*seen]
+    assert len(found[20, 0]) - len(found[3, 0]) == 2 * (20 - 3)
+    assert len(np.unique(np.concatenate(found[20, 0]), axis=0)) >= 20
+    assert not np.array_equal(found[3, 0][-1], found[3, 1][-1])
+
+
+@pytest.mark.parametrize("options", [("--inputs", "x.npz", "--count", "3"), ("--inputs", "x.npz", "--seed", "3")])
+def test_options_of_random_inputs_are_refused_where_inputs_are_given(tmp_path, options, repaconv):
+    model = layers(tmp_path / "a.onnx")
+    np.savez("x.npz", x=np.eye(4, dtype=np.float32))
+    code, _, err = repaconv("compare", model, model, *options)
+    assert (code, f"{options[2]} has no effect here" in err) == (2, True)
+    code, _, err = repaconv("compare", model, model, "--rounds", "3")
+    assert (code, "--rounds has no effect here" in err) == (2, True)
+
+
+def test_a_graph_of_another_tool_is_held_to_the_precision_of_its_weights(tmp_path, repaconv):
+    full, half = layers(tmp_path / "a.onnx"), layers(tmp_path / "half.onnx", kind=np.float16)
+    wrong = layers(tmp_path / "wrong.onnx", kind=np.float16, shift=0.2)
+    np.savez("x.npz", x=np.random.default_rng(1).standard_normal((16, 4)).astype(np.float32))
+    for reference, candidate, verdict in ((full, half, "passed"), (half, full, "passed"), (full, wrong, "failed")):
+        done = rc.compare(reference, candidate, inputs="x.npz")
+        assert (done.verdict, done.links[0].tolerance.kind) == (verdict, "lossy")
+    assert rc.compare(full, half, inputs="x.npz").candidate.precision == "fp16"
+    code, _, err = repaconv("compare", full, half)
+    assert (code, "fp16 is lossy, and is evaluated on real inputs" in err) == (2, True)
+    assert [link.tolerance.kind for link in rc.compare(half, half).links] == ["exact"]  # only rounding is between them
+    assert rc.compare(half, layers(tmp_path / "off.onnx", kind=np.float16, shift=0.02)).verdict == "failed"
+
+
+def test_a_graph_that_another_tool_quantized_is_held_to_the_tolerance_of_int8(tmp_path):
+    from onnxruntime.quantization import quantize_dynamic
+
+    full, low = layers(tmp_path / "a.onnx"), tmp_path / "int8.onnx"
+    quantize_dynamic(full, low)
+    np.savez("x.npz", x=np.random.default_rng(1).standard_normal((16, 4)).astype(np.float32))
+    done = rc.compare(full, low, inputs="x.npz")
+    assert (done.verdict, done.candidate.precision, done.links[0].tolerance.kind) == ("passed", "int8", "lossy")
+
+
+def test_a_model_with_another_number_of_inputs_is_refused_by_their_names(tmp_path):
+    two, one = layers(tmp_path / "two.onnx", ends=("x", "z")), layers(tmp_path / "one.onnx")
+    with pytest.raises(Refused, match="it has x, and not x, z"):
+        rc.compare(two, one)

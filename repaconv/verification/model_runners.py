@@ -166,6 +166,8 @@ def named(names: Sequence[str], feeds: Feeds) -> dict[str, Array]:
     Raises:
         ValueError: The number of inputs differs.
     """
+    if len(names) != len(feeds):
+        raise ValueError(f"it has {', '.join(names)}, and not {', '.join(feeds)}")
     own = [feeds[name] for name in names] if set(names) == set(feeds) else feeds.values()
     return dict(zip(names, own, strict=True))
 

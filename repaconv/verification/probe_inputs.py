@@ -392,7 +392,7 @@ class Probes:
         """All probes; the further ones are made on first use."""
         return (*self.plain, *self.more())
 
-    def call(self, model: onnx.ModelProto, seed: int, gain: float = 1.0) -> dict[str, Array]:
+    def call(self, model: onnx.ModelProto, seed: int | list[int], gain: float = 1.0) -> dict[str, Array]:
         """Sample inputs of the usual sizes.
 
         Args:

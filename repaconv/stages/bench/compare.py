@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,7 @@ from repaconv.core.progress import Progress, silent
 from repaconv.engines.contract import shapes_text
 from repaconv.results import BenchArtefact, CompareArtefact, Link, Tolerance
 from repaconv.sources.class_score_outputs import class_scores
-from repaconv.stages.bench.compared_models import ComparedModel, open_for_comparison
+from repaconv.stages.bench.compared_models import ComparedModel, lower_precision, open_for_comparison
 from repaconv.stages.bench.options import BenchOptions, CompareOptions
 from repaconv.stages.bench.stage import bench_by
 from repaconv.stages.shared.common_options import require_threads
@@ -27,7 +28,6 @@ from repaconv.stages.shared.target_lookup import load_target
 from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.verification.float64_evaluator_check import graph_rounding
 from repaconv.verification.rounding import network_rounding
-from repaconv.verification.tolerances import coarser
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,7 +113,7 @@ def _choose_inputs(options: CompareOptions, right: ComparedModel, other: Compare
     source_model = right.source_model or other.source_model
     ports = right.runner.inputs, other.runner.inputs
     if source_model is None and not options.inputs:
-        return _random_inputs(right, coarser([right.record.precision, other.record.precision]))
+        return _random_inputs(options, right, lower_precision(right, other))
     if source_model is None:
         given = npz_calls(Path(str(options.inputs)), ports[0], (), labels=True)
         return ComparedInputs(given.name, _pairs(given, ports))
@@ -138,7 +138,7 @@ def _evaluation_images(right: ComparedModel, other: ComparedModel, pixels: bool)
     """The images that evaluated the export of a lossy model, or the reason as text why there are none; None if both are
     exact.
     """
-    lossy = next((end for end in (other, right) if end.record.precision != "fp32"), None)
+    lossy = next((end for end in (other, right) if end.stated != "fp32"), None)
     if lossy is None:
         return None
     exported = _export_of(lossy)
@@ -160,8 +160,8 @@ def _export_of(end: ComparedModel) -> ExportArtefact | None:
     return next((each for each in exports if each.payload.sha256 == sha256), None)
 
 
-def _random_inputs(right: ComparedModel, low: str) -> ComparedInputs:
-    """Random inputs of an arbitrary ONNX model, found by trying."""
+def _random_inputs(options: CompareOptions, right: ComparedModel, low: str) -> ComparedInputs:
+    """Random inputs of an arbitrary ONNX model: the number of the options, and others of other sizes and ranges."""
     from repaconv.verification.folded_graph_verification import unrunnable
     from repaconv.verification.onnx_model_loading import loaded
     from repaconv.verification.probe_inputs import Unrunnable, probes
@@ -180,7 +180,9 @@ def _random_inputs(right: ComparedModel, low: str) -> ComparedInputs:
         found = probes(model, right.runner.run)
     except Unrunnable as problem:
         raise unrunnable(right.path, model, problem) from problem
-    return ComparedInputs(found.description, ((feeds, feeds, None) for feeds in found.feeds))
+    asked = (found.call(model, [options.seed, number]) for number in range(options.count))
+    name = f"{options.count} random inputs, seed {options.seed}; {found.description}"
+    return ComparedInputs(name, ((feeds, feeds, None) for feeds in chain(found.feeds, asked)))
 
 
 def _compare_outputs(
@@ -191,7 +193,7 @@ def _compare_outputs(
     from repaconv.verification.tolerances import tolerance
 
     source_model = right.source_model or other.source_model
-    low = coarser([right.record.precision, other.record.precision])
+    low = lower_precision(right, other)
     link = "agreement" if low == "fp32" else low
     usual: dict[str, Any] = {}
     if source_model:

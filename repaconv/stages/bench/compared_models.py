@@ -11,12 +11,15 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.files import CHECKPOINT_SUFFIXES, sha256_of
 from repaconv.core.sharded_checkpoint import bytes_of_checkpoint, checkpoint_at, is_index, sha256_of_checkpoint
 from repaconv.engines.contract import ENGINE_SUFFIXES
-from repaconv.graph.onnx_files import external_files, read_graph
+from repaconv.graph.onnx_files import constants_of, external_files, read_graph
 from repaconv.results import ComparedEnd
+from repaconv.sources.graph_fold import QUANTIZED
 from repaconv.sources.source_of_run import source_model_of
 from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.model_opening import open_model
 from repaconv.verification.model_runners import FixedBatch
+from repaconv.verification.rounding import HALVES
+from repaconv.verification.tolerances import coarser
 
 if TYPE_CHECKING:
     import onnx
@@ -34,12 +37,26 @@ class ComparedModel(NamedTuple):
         runner: Runs it.
         source_model: The source model of the run that it belongs to; None if it belongs to none.
         record: Its description in the result.
+        stated: The precision that its file states, as files of repaconv do; "fp32" if it states none. The record has
+            the precision of the weights of such a file, unless the file belongs to a run.
     """
 
     path: Path | None
     runner: FixedBatch
     source_model: SourceModel | None
     record: ComparedEnd
+    stated: str = "fp32"
+
+
+def lower_precision(right: ComparedModel, other: ComparedModel) -> str:
+    """The precision whose tolerance applies: the lower one of two models.
+
+    If neither states one and both have weights of the same precision, it is "fp32": only rounding is between them, as
+    between a graph in half precision and its fold. The precision of a run is the stated one.
+    """
+    stated, stored = {right.stated, other.stated}, {right.record.precision, other.record.precision}
+    own = right.source_model or other.source_model or (stated == {"fp32"} and len(stored) == 1)
+    return coarser([*(stated if own else stored)])
 
 
 def open_for_comparison(given: Path, device: Target, threads: int) -> ComparedModel:
@@ -87,21 +104,22 @@ def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
     batch = _batch_of(found.session)
     home = next((each for each in path.resolve().parents[:2] if run_folder.Run(each).fold_json.is_file()), None)
     source_model = source_model_of(run_folder.Run(home)) if home else None
-    files, parameters, nodes = [path], None, None
+    files, parameters, nodes, precision = [path], None, None, found.precision
     if path.suffix == ".onnx":
         graph = read_graph(path)
+        precision = stored_precision(graph) if precision == "fp32" and source_model is None else precision
         files += [path.parent / name for name in external_files(graph)]
         parameters, nodes = _counted_as_by_fold(path, graph), len(graph.graph.node)
     record = ComparedEnd(
         name=str(path),
         engine=found.engine,
-        precision=found.precision,
+        precision=precision,
         sha256=sha256_of(path),
         bytes=sum(file.stat().st_size for file in files),
         parameters=parameters,
         nodes=nodes,
     )
-    return ComparedModel(path, FixedBatch(found.session, batch), source_model, record)
+    return ComparedModel(path, FixedBatch(found.session, batch), source_model, record, found.precision)
 
 
 def _batch_of(session: Session) -> int | None:
@@ -112,6 +130,23 @@ def _batch_of(session: Session) -> int | None:
     size = inputs[0][0]
     first = {shape[0] for shape in inputs} | {shape[0] for shape in outputs if isinstance(shape[0], int)}
     return size if isinstance(size, int) and first == {size} else None
+
+
+def stored_precision(graph: onnx.ModelProto) -> str:
+    """The precision of a graph that states none: "int8" if operators quantize values, else that of most weights.
+
+    The converters of other tools write no precision into a graph.
+    """
+    import math
+
+    if any(node.op_type in QUANTIZED for node in graph.graph.node):
+        return "int8"
+    counts = dict.fromkeys((*HALVES, 1, 11), 0)
+    for weight in constants_of(graph.graph).values():
+        if weight.data_type in counts:
+            counts[weight.data_type] += math.prod(weight.dims)
+    most = max(counts, key=lambda kind: counts[kind])
+    return HALVES[most][0] if most in HALVES and counts[most] else "fp32"
 
 
 def parameters_of(model: onnx.ModelProto) -> int:

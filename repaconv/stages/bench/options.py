@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from repaconv.stages.shared.common_options import (
     ACCEPTED_IN_BASELINE,
+    COUNT_OF_NPZ,
     MOST_IMAGES,
     AcceptInconclusive,
     Against,
@@ -129,6 +130,12 @@ class EstimateOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(Options):
     """Options of `repaconv.compare`."""
+
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
+        COUNT_OF_NPZ,
+        NoEffect(("seed",), lambda options: options.inputs and not options.speed, "nothing is random"),
+        NoEffect(("rounds",), lambda options: not options.speed, "latency is measured with --speed only"),
+    )
 
     inputs: Annotated[
         str | Path | None,

@@ -65,7 +65,7 @@ def test_what_is_fetched_again_takes_the_place_of_what_was_and_of_nothing_else(t
     assert [path.name for path in local_path("memory://there").iterdir()] == ["model.safetensors"]
     assert again.files[0].sha256 != first.files[0].sha256
     local_weights("memory://there").write_bytes(b"mine")
-    with pytest.raises(UsageProblem, match="were not written by repaconv"):
+    with pytest.raises(UsageProblem, match="is not an unchanged output of this run"):
         rc.fetch("memory://there")
     memory.rm("/there", recursive=True)
     with pytest.raises(EnvironmentProblem, match="cannot be downloaded"):

@@ -462,7 +462,7 @@ def test_an_image_that_is_larger_than_any_file_of_one_is_refused(size, tiny, rep
 def test_a_device_without_an_end_is_no_page_of_ours(endless, tiny, repaconv):
     code, _, message = repaconv("inspect", str(tiny), "--svg", endless)
     assert code == 2
-    assert "its contents were not written by repaconv" in message
+    assert "is not an unchanged output of this run" in message
 
 
 def test_a_folder_in_which_no_file_can_be_created_is_refused_before_any_work(folded):

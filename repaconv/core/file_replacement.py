@@ -198,7 +198,7 @@ def _existing_file_error(path: Path) -> UsageProblem:
             code="usage.exists",
         )
     return UsageProblem(
-        f"{path} already exists, and its contents were not written by repaconv.",
+        f"{path} already exists, and is not an unchanged output of this run.",
         hint="It was not changed. Move it away, or give another path.",
         code="usage.exists",
     )

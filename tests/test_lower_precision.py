@@ -924,6 +924,10 @@ def test_operators_without_float16_stay_in_float32(exported_graph, nodes, consta
     load_onnx(Path("low.onnx")).run({"x": normal(1, 3, 16, 16)})
 
 
+def test_an_operator_with_a_float32_constant_stays_in_float32_next_to_bfloat16(exported_graph):
+    assert exported_graph("b = MeanVarianceNormalization(a)", "bf16", 22).links[-1].verdict != "failed"
+
+
 def test_a_layer_after_a_group_norm_computes_in_bfloat16(exported_graph):
     """ONNX infers no type of its output."""
     scales = {"s": np.ones(8, np.float32), "t": np.zeros(8, np.float32)}
@@ -940,7 +944,7 @@ def test_int8_of_a_value_that_is_nan_is_refused(exported_graph):
 
 
 def test_a_graph_that_fails_in_lower_precision_is_refused(exported_graph, monkeypatch):
-    monkeypatch.setattr(precision_module, "NO_FP16_KERNEL", ())
+    monkeypatch.setattr(precision_module, "FLOAT32_FUNCTIONS", ())
     constants = {"theta": np.eye(2, 3, dtype=np.float32)[None], "size": np.array([1, 8, 16, 16])}
     with pytest.raises(Refused, match="does not run under ONNX Runtime") as caught:
         exported_graph("grid = AffineGrid(theta, size) b = GridSample(a, grid)", "fp16", **constants)

@@ -10,6 +10,9 @@ from repaconv.graph.operator_facts import DEFAULT_DOMAIN
 if TYPE_CHECKING:
     import onnx
 
+FLOAT32_FUNCTIONS = ("AffineGrid", "MeanVarianceNormalization")
+"""Operators that ONNX allows in half precision, but defines by others with a float32 constant."""
+
 
 def allowed_types(node: onnx.NodeProto, place: int, opset: int) -> frozenset[str]:
     """Return the types of an input by ONNX's names, such as ``tensor(float16)``; empty if no schema is known."""

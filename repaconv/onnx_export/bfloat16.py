@@ -14,7 +14,7 @@ import numpy as np
 
 from repaconv.graph.onnx_files import NewNames, opset_of, subgraphs_of
 from repaconv.graph.operator_facts import RANDOM
-from repaconv.graph.operator_schemas import allowed_types, output_types
+from repaconv.graph.operator_schemas import FLOAT32_FUNCTIONS, allowed_types, output_types
 
 if TYPE_CHECKING:
     import onnx
@@ -84,7 +84,7 @@ class _Typing:
 
     def _takes(self, node: onnx.NodeProto, place: int) -> bool:
         """Return whether an input of a node may be bfloat16."""
-        if node.name in self.keep or subgraphs_of(node):
+        if node.name in self.keep or node.op_type in FLOAT32_FUNCTIONS or subgraphs_of(node):
             return False
         return "tensor(bfloat16)" in allowed_types(node, place, self.opset)
 

@@ -17,7 +17,7 @@ from repaconv.core.progress import only_errors
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.engines.contract import Feeds
 from repaconv.graph.onnx_files import NewNames, all_graphs, opset_of, subgraphs_of
-from repaconv.graph.operator_schemas import allowed_types
+from repaconv.graph.operator_schemas import FLOAT32_FUNCTIONS, allowed_types
 
 if TYPE_CHECKING:
     import onnx
@@ -63,10 +63,6 @@ def nodes_beyond_fp16(model: onnx.ModelProto, largest: Mapping[str, float]) -> l
     return found
 
 
-NO_FP16_KERNEL = ("AffineGrid", "MeanVarianceNormalization")
-"""Operators that ONNX allows in float16, and that it then defines by other operators with mixed types."""
-
-
 def nodes_without_fp16(model: onnx.ModelProto) -> list[str]:
     """Return the names of nodes that cannot compute in float16, but for those that the converter knows itself.
 
@@ -78,7 +74,7 @@ def nodes_without_fp16(model: onnx.ModelProto) -> list[str]:
     for node in model.graph.node:
         types = allowed_types(node, 0, opset) if node.input else ()
         is_wide = "tensor(float)" in types and "tensor(float16)" not in types
-        if node.op_type not in DEFAULT_OP_BLOCK_LIST and (is_wide or node.op_type in NO_FP16_KERNEL):
+        if node.op_type not in DEFAULT_OP_BLOCK_LIST and (is_wide or node.op_type in FLOAT32_FUNCTIONS):
             found.append(node.name)
     return found
 

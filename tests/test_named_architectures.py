@@ -53,6 +53,10 @@ class Several(Net):
         x = self.stem(x)
         return {"wide": x, "states": [x + self.place, x * 2]}
 
+class Listed(Net):
+    def forward(self, x):
+        return [{"map": each} for each in self.stem(x) + self.place]
+
 class Single(Net):
     def forward(self, x):
         return nn.functional.linear(self.stem(x), torch.ones(3, 2))
@@ -146,6 +150,7 @@ def _named(stem):
     [
         ("Two", "does not take one image of 3x8x8: TypeError", "network.call"),
         ("Number", "gives int, which is no tensor", "network.outputs"),
+        ("Listed", "a list with the outputs of each image", "network.outputs"),
         ("Single", "computes in float32 only.*same dtype", "network.float64"),
         ("Drawing", "does not compute the same twice", "network.random"),
     ],

@@ -138,12 +138,41 @@ def in_float64(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
     return module
 
 
-def _run_on_zeros(module: nn.Module, shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
-    """Run the module on one image of zeros of this dtype."""
+def _run_on_zeros(module: nn.Module, shape: tuple[int, int, int], dtype: torch.dtype, count: int = 1) -> Any:
+    """Run the module on images of zeros of this dtype."""
     import torch
 
     with torch.inference_mode():
-        return module(torch.zeros(1, *shape, dtype=dtype))
+        return module(torch.zeros(count, *shape, dtype=dtype))
+
+
+def _require_joint_outputs(module: nn.Module, shape: tuple[int, int, int], found: Any) -> None:
+    """Refuse a network that gives a list of each image's outputs, as detectors of torchvision do.
+
+    Args:
+        module: The network.
+        shape: [C, H, W] of its images.
+        found: What it returned for one image.
+
+    Raises:
+        Refused: For two images it gives two such outputs, so that their number is not that of the graph.
+    """
+    import torch
+
+    if not (isinstance(found, (list, tuple)) and len(found) == 1 and isinstance(found[0], Mapping)):
+        return
+    dtype = next((p.dtype for p in module.parameters()), torch.float32)
+    try:
+        several = len(_run_on_zeros(module, shape, dtype, count=2)) > 1
+    except Exception:  # of any network that takes one image only
+        several = False
+    if several:
+        raise Refused(
+            "this network gives a list with the outputs of each image, and not one tensor for all images.",
+            hint='Export it for one image, and fold the graph: torch.onnx.export(module, images, "model.onnx"), '
+            "repaconv fold model.onnx.",
+            code="network.outputs",
+        )
 
 
 def output_names(built: BuiltNetwork, found: Any) -> tuple[str, ...]:
@@ -439,6 +468,7 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None, progress: 
     require_channels(options.settings or {}, images.preprocessing, network.channels)
     head = class_count(network, gives)
     network = network._replace(classes=head if classes is None else classes)
+    _require_joint_outputs(network.module, (network.channels, *images.size), gives)
     outputs = output_names(network, gives)
     scores = class_scores(output_widths(outputs, gives), classes, head)
     config = folder / CONFIG if folder else None

@@ -279,3 +279,23 @@ def test_assert_parity_takes_several_inputs_and_holds_every_output(tmp_path):
     other = torch.nn.Flatten()
     with pytest.raises(Refused, match=r"output 0 of the candidate is \[2, 4\] .* of the reference \[2, 1, 2, 2\]"):
         assert_parity(other, torch.nn.Identity(), (2, 1, 2, 2))
+
+
+def test_assert_parity_refuses_outputs_that_are_sequences(tmp_path):
+    value, node, float_ = onnx.helper.make_tensor_value_info, onnx.helper.make_node, onnx.TensorProto.FLOAT
+    outputs = {
+        "tensor": value("y", float_, (2, 3)),
+        "sequence": onnx.helper.make_tensor_sequence_value_info("y", float_, None),
+    }
+    for name, operator in (("tensor", "Relu"), ("sequence", "SequenceConstruct")):
+        graph = onnx.helper.make_graph(
+            [node(operator, ["x"], ["y"])], "g", [value("x", float_, (2, 3))], [outputs[name]]
+        )
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    tensor, sequence = (tmp_path / f"{name}.onnx" for name in outputs)
+    for candidate in (sequence, tensor):
+        with pytest.raises(Refused, match="that of the reference a sequence"):
+            assert_parity(candidate, sequence, (2, 3))
+    with pytest.raises(Refused, match="of the candidate is a sequence"):
+        assert_parity(sequence, tensor, (2, 3))

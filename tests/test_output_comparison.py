@@ -144,6 +144,13 @@ def test_another_shape_is_a_difference_unless_rounding_changes_the_shape():
         assert one.links("onnx", "reference")[0].reason == reason
 
 
+def test_of_outputs_that_are_not_verified_one_is_reported():
+    link = compared(np.ones((4, 6)), np.ones((4, 6)))
+    assert overall_link([link, link]).verdict == "not verified"
+    assert overall_link([link, compared(RIGHT)]).verdict == "passed"
+    assert overall_link([compared(RIGHT), compared(RIGHT + 1), link]).verdict == "failed"
+
+
 def test_a_lossy_output_that_hardly_changes_verifies_nothing():
     for change, verdict in ((1e-6, "not verified"), (1e-3, "passed")):
         one, right = Comparison("candidate", tolerance("fp16", logits=False), ""), 1 + change * RIGHT

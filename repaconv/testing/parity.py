@@ -149,15 +149,26 @@ def _paired_outputs(found: Mapping[str, Array], expected: Mapping[str, Array]) -
     names = list(expected) if set(found) == set(expected) else list(found)
     pairs = {name: (found[own], expected[name]) for own, name in zip(names, expected, strict=True)}
     for name, (a, b) in pairs.items():
-        kinds = {"float" if each.dtype.kind == "f" else each.dtype.kind.replace("u", "i") for each in (a, b)}
-        if a.shape != b.shape or len(kinds) > 1 or not kinds <= {"float", "i", "b"} or not a.size:
+        kinds = {_kind(each) for each in (a, b)}
+        if len(kinds) > 1 or not kinds <= {"float", "i", "b"} or a.shape != b.shape or not a.size:
             raise Refused(
-                f"output {name} of the candidate is {list(a.shape)} of {a.dtype}, that of the reference "
-                f"{list(b.shape)} of {b.dtype}.",
+                f"output {name} of the candidate is {_described(a)}, that of the reference {_described(b)}.",
                 hint="Compare models with the same outputs, which must be non-empty tensors of numbers.",
                 code="parity.outputs",
             )
     return pairs
+
+
+def _kind(output: Any) -> str:
+    """The kind of the numbers of an output; empty if it is a sequence or a map."""
+    kind = output.dtype.kind if isinstance(output, np.ndarray) else ""
+    return "float" if kind == "f" else kind.replace("u", "i")
+
+
+def _described(output: Any) -> str:
+    if isinstance(output, np.ndarray):
+        return f"{list(output.shape)} of {output.dtype}"
+    return "a sequence" if isinstance(output, list) else f"a {type(output).__name__}"
 
 
 class _OnnxModel:

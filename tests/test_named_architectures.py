@@ -197,6 +197,25 @@ def test_a_network_of_images_with_convolutions_of_sequences_is_told_to_give_the_
     assert rc.fold("c.pth", arch="./net.py:Attended", settings={"image_size": "8x8"}).verdict == "passed"
 
 
+class Backbone(nn.Module):
+    """Of timm, such as EVA-02 and DINOv2: without a head unless a number of classes is given."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.pretrained_cfg = {"classifier": "head"}
+        self.stem = nn.Conv2d(3, 8, 4, 4)
+        self.head = nn.Linear(8, classes) if classes else nn.Identity()
+
+
+@pytest.mark.parametrize("classes", [0, 7])
+def test_a_backbone_that_was_given_a_head_has_as_many_classes_as_its_checkpoint(classes, tmp_path, monkeypatch):
+    monkeypatch.setattr("repaconv.sources.named_architectures._builder", lambda _arch: Backbone)
+    monkeypatch.setattr("repaconv.sources.named_architectures.version", lambda _library: "1")
+    torch.save(Backbone(classes).state_dict(), tmp_path / "c.pth")
+    found = build_network(Architecture("timm:backbone", {}), read_checkpoint(tmp_path / "c.pth"))
+    assert getattr(found.module.head, "out_features", 0) == classes
+
+
 def test_attention_with_a_mask_of_float32_is_compared_with_what_it_is_in_float64(code):
     """torch's own kernel reads such a mask as numbers of the queries' type. EoMT has one."""
     code["settings"] = {"image_size": "16x16"}

@@ -590,8 +590,13 @@ def vision_tower(arch: Architecture, module: nn.Module) -> str:
 
 
 def _checkpoint_classes(plain: nn.Module, weights: Mapping[str, Tensor]) -> int | None:
-    """The number of classes of the checkpoint if only its heads differ in size, 0 if it has no heads, else None."""
+    """The number of classes of the checkpoint if only its heads differ in size, 0 if it has no heads, else None.
+
+    Backbones of timm have no head unless a number of classes is given, such as EVA-02 and DINOv2.
+    """
     own = plain.state_dict()
+    if (head := _missing_head(plain)) and (weight := weights.get(f"{head}.weight")) is not None:
+        return int(weight.shape[0])
     other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
     counts = {weights[name].shape[0] for name in other}
     if len(counts) == 1 and all(own[name].shape[1:] == weights[name].shape[1:] for name in other):
@@ -599,6 +604,12 @@ def _checkpoint_classes(plain: nn.Module, weights: Mapping[str, Tensor]) -> int 
     gone = {name.rpartition(".")[0] for name in own.keys() - weights.keys()}
     heads = {own[f"{head}.weight"].ndim for head in gone if f"{head}.weight" in own}
     return 0 if gone and not weights.keys() - own.keys() and heads == {2} else None
+
+
+def _missing_head(plain: nn.Module) -> str:
+    """The name of the classifier of a timm network that was built without one; empty if it has one, or several."""
+    head = (getattr(plain, "pretrained_cfg", None) or {}).get("classifier")
+    return head if isinstance(head, str) and f"{head}.weight" not in plain.state_dict() else ""
 
 
 def _require_same(

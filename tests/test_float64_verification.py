@@ -22,6 +22,7 @@ from repaconv.graph import float64_rewriting
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.graph.float64_rewriting import WIDER, Float64Graph, is_only_rounded, rounded_to_float32
 from repaconv.graph.models_in_onnx_ir import rewritten
+from repaconv.graph.onnx_files import constants_of
 from repaconv.results import Reason, Tolerance
 from repaconv.results.link_reasons import limit_in_words
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
@@ -31,7 +32,14 @@ from repaconv.verification.comparison import Comparison, PerNeighborhood
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.folded_graph_verification import require_runnable, verification_links
 from repaconv.verification.graph_with_cached_outputs import Evaluated
-from repaconv.verification.rounding import MEASURED, ROUNDING_SAMPLES, Jittered, Rounding, network_rounding
+from repaconv.verification.rounding import (
+    MEASURED,
+    ROUNDING_SAMPLES,
+    Jittered,
+    Rounding,
+    moved_weights,
+    network_rounding,
+)
 from repaconv.verification.tolerances import tolerance
 
 
@@ -346,8 +354,8 @@ def written_wrong(before: onnx.ModelProto, name: str, change: Any) -> onnx.Model
     held = {tensor.name: tensor for tensor in after.graph.initializer}
     conv = next(node for node in after.graph.node if node.op_type == "Conv")
     chosen = held[conv.input[1 if name == "kernel" else 2]]
-    array = np.asarray(change(onnx.numpy_helper.to_array(chosen)), np.float32)
-    chosen.CopyFrom(onnx.numpy_helper.from_array(array, chosen.name))
+    array = np.asarray(change(numpy_helper.to_array(chosen)), np.float32)
+    chosen.CopyFrom(numpy_helper.from_array(array, chosen.name))
     return after
 
 
@@ -631,3 +639,22 @@ def test_a_moved_graph_runs_in_float64_on_the_probe_that_is_needed_and_then_on_a
     for each, numbers in zip(feeds, found, strict=True):
         alone = Jittered(graph, 1e-6, 0, [each], double=True)
         np.testing.assert_array_equal(alone.run(each)["y"], numbers)
+
+
+def test_weights_in_constant_nodes_are_moved_and_sizes_are_not():
+    value, held = onnx.helper.make_tensor_value_info, np.arange(1.0, 9.0, dtype=np.float32).reshape(4, 2)
+    nodes = [
+        onnx.helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
+        for name, array in (("w", held), ("size", np.array([2, -1])))
+    ]
+    nodes += [
+        onnx.helper.make_node("MatMul", ["x", "w"], ["a"]),
+        onnx.helper.make_node("Reshape", ["a", "size"], ["y"]),
+    ]
+    ends = ([value(name, onnx.TensorProto.FLOAT, shape)] for name, shape in (("x", (4, 4)), ("y", (2, 4))))
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", *ends))
+    after = constants_of(moved_weights(model, 1e-3, seed=0).graph)
+    moved, size = (numpy_helper.to_array(after[name]) for name in ("w", "size"))
+    assert size.tolist() == [2, -1]
+    assert ((moved != held) & (np.abs(moved - held) < 1e-2 * held)).all()
+    assert np.array_equal(numpy_helper.to_array(constants_of(model.graph)["w"]), held)

@@ -755,3 +755,26 @@ def test_channels_that_others_read_keep_their_norm(others):
     """The parts overlap, or something else reads all channels."""
     found = operators([CONV, FIRST, *others, *IBN], HALVES | integers(s0=[0], e0=[3], s1=[2], e1=[5], a1=[1]))
     assert {"BatchNormalization", "Mul"} & {*found}
+
+
+POOLED = ["Add", "Conv", "MaxPool", "MaxPool", "Relu", "Split"]
+IN_HALVES, BOTH_HALVES = ("Split", "c h2", "p q", {"axis": 1}), {"h2": np.array([3, 3], np.int64)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "wanted"),
+    [
+        ([("Add", "p q", "z")], 3, ["Add", "Conv", "Relu", "Split"]),
+        ([("Concat", "q p", "z", {"axis": 1})], WIDTH, ["Conv", "Gather", "Relu"]),
+        ([("MaxPool", "p", "p2", POOL), ("MaxPool", "q", "q2", POOL), ("Add", "p2 q2", "z")], 3, POOLED),
+    ],
+)
+def test_a_convolution_absorbs_a_norm_of_several_of_its_parts(rows, width, wanted):
+    found = operators([CONV, IN_HALVES, *rows, *END], BOTH_HALVES | norm(width, (1, 1)))
+    assert found == wanted
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_scale_for_each_image_of_a_part_of_the_channels_stays(channels):
+    rows = [CONV, IN_HALVES, ("Mul", "p s", "n"), ("Sin", "q", "u"), ("Concat", "n u", "y", {"axis": 1})]
+    assert "Mul" in operators(rows, BOTH_HALVES | {"s": normal(2, channels, 1, 1)})

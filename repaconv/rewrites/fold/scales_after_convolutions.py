@@ -50,6 +50,13 @@ class _Layer(NamedTuple):
     scale: Array
     shift: Array | None
 
+    def followed_by(self, other: _Layer) -> _Layer:
+        """Return the layer with both maps, where parts of its channels come to the same value in two ways."""
+        shift = self.shift if self.shift is None else self.shift * other.scale
+        if other.shift is not None:
+            shift = other.shift if shift is None else shift + other.shift
+        return self._replace(scale=self.scale * other.scale, shift=shift)
+
 
 _Sources = list[tuple["ir.Value | None", "ScaleAndShift | None"]]
 """Inputs of a node, each with the map that acts on it as another does on the node's output; None if there is none."""
@@ -113,7 +120,7 @@ def _commutes(reader: ir.Node, place: int, affine: ScaleAndShift) -> bool:
 
 def _layers_before(value: ir.Value, affine: ScaleAndShift) -> list[_Layer]:
     """The convolutions that can absorb a map of a value between them; empty if something else computes the value."""
-    found: list[_Layer] = []
+    found: dict[ir.Node, _Layer] = {}
     todo: _Sources = [(value, affine)]
     while todo:
         x, moved = todo.pop()
@@ -127,7 +134,7 @@ def _layers_before(value: ir.Value, affine: ScaleAndShift) -> list[_Layer]:
             return []
         layer = _layer(node, moved)
         if layer is not None:
-            found.append(layer)
+            found[node] = layer.followed_by(found[node]) if node in found else layer
             continue
         known = all(sizes(each) is not None for each in (x, *node.inputs) if each is not None)
         rule = _RULES.get(node.op_type) if known else None
@@ -135,7 +142,7 @@ def _layers_before(value: ir.Value, affine: ScaleAndShift) -> list[_Layer]:
         if not sources:
             return []
         todo += sources
-    return found[::-1]
+    return list(found.values())[::-1]
 
 
 def _before_selection(x: ir.Value, affine: ScaleAndShift) -> tuple[ir.Value, ScaleAndShift]:
@@ -155,7 +162,7 @@ def _before_selection(x: ir.Value, affine: ScaleAndShift) -> tuple[ir.Value, Sca
         return x, affine
 
     def spread(numbers: Array, fill: float) -> Array:
-        whole = np.full((1, shape[1], *numbers.shape[2:]), fill, numbers.dtype)
+        whole = np.full((len(numbers), shape[1], *numbers.shape[2:]), fill, numbers.dtype)
         whole[:, chosen.places] = numbers
         return whole
 
@@ -182,7 +189,7 @@ def _scaled(model: ir.Model, layer: _Layer, last: ir.Value) -> ir.Value:
     """Write the convolution with its scale and shift; the last value of all, which may be the convolution's own."""
     node, weight, bias, scale, shift = layer
     old = node.outputs[0]
-    write = Writer(model, next(iter(old.uses())).node)
+    write = Writer(model, node)
     groups = int(attribute(node, "group", 1)) if node.op_type == "ConvTranspose" else 0
     parts = [write.constant(weight * per_output_channel(weight, scale, groups))]
     if bias is not None or shift is not None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
+import onnx
 import pytest
 from test_fold_onnx import difference, graph, normal
 
 from repaconv.graph.element_type_conversion import to_float64
 from repaconv.graph.models_in_onnx_ir import rewritten
+from repaconv.rewrites.fold.common_factors_of_sums import COMMON_FACTOR
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 NORM = [("Relu", "x", "r"), ("ReduceL2", "r pixels", "norm", {"keepdims": 1})]
 WEIGHTS = {"pixels": np.array([1, 2]), "gain": normal(8), "shift": normal(8), "w": normal(8, 4), "bias": normal(4)}
 
 
-def folds(rows, shape=("n", 5, 6, 8), outputs=("y",)):
+def folds(rows, shape=("n", 5, 6, 8), outputs=("y",), rewrites=FOLDS):
     """The operators after the fold, which computes the same, and whether the rewrite ran."""
     model = to_float64(graph(rows, WEIGHTS, {"x": shape}, outputs))
-    after, changes = rewritten(model, FOLDS)
+    after, changes = rewritten(model, rewrites)
+    onnx.checker.check_model(after, full_check=True)
     assert difference(model, after, normal(2, 5, 6, 8)) < 1e-12
     return [node.op_type for node in after.graph.node], "common-factor" in {change.rewrite for change in changes}
 
@@ -40,6 +45,29 @@ def test_the_shift_of_a_global_response_norm_is_in_the_way_only_until_the_next_l
     operators, changed = folds([*rows, ("MatMul", "t w", "m"), ("Add", "m bias", "y")])
     assert changed
     assert operators == ["Relu", "ReduceL2", "Mul", "Add", "Mul", "MatMul", "Add"]
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        [("ReduceMean", "r most", "f", {"keepdims": 0}), ("Sigmoid", "f", "g")],  # of a lower rank
+        [("ReduceMean", "r most", "f", {"keepdims": 1}), ("ReduceMean", "r image", "g", {"keepdims": 1})],
+    ],
+)
+def test_each_product_of_factors_has_its_own_shape(factors, monkeypatch):
+    monkeypatch.setitem(WEIGHTS, "most", np.array([0, 1, 2]))
+    monkeypatch.setitem(WEIGHTS, "image", np.array([1, 2, 3]))
+    rows = [("Relu", "x", "r"), *factors, ("Tanh", "f", "h"), ("Mul", "r h", "p"), ("Mul", "p f", "q")]
+    operators, changed = folds([*rows, ("Mul", "q g", "s"), ("Add", "s r", "y")], shape=(2, 5, 6, 8))
+    assert changed
+    assert operators[-4:] == ["Mul", "Mul", "Add", "Mul"]
+
+
+def test_a_chain_of_more_products_than_python_has_frames():
+    names = ["r", *(f"p{number}" for number in range(1200))]
+    rows = [("Mul", f"{before} gate", after) for before, after in pairwise(names)]
+    rows = [("Sigmoid", "norm", "gate"), *rows, ("Add", f"{names[-1]} r", "y")]
+    assert folds([*NORM, *rows], rewrites=[COMMON_FACTOR])[1]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ Source: Woo et al. 2023, "ConvNeXt V2: Co-designing and Scaling ConvNets with Ma
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from repaconv.graph.nodes_and_constants import Writer, is_constant, is_read_once, made_by, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
@@ -21,7 +21,7 @@ from repaconv.results import Change
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from repaconv.graph.symbolic_shapes import Size, Sizes
+    from repaconv.graph.symbolic_shapes import Sizes
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
@@ -29,16 +29,16 @@ def apply(model: ir.Model) -> Iterator[Change]:
     for node in nodes_of(model, "Add"):
         for x, product in (node.inputs, node.inputs[::-1]):
             factors = _other_factors(product, x)
-            shape = _smaller_shape(factors, x, node.outputs[0])
-            if x is None or shape is None or all(map(is_constant, factors)):
+            shapes = _smaller_shapes(factors, x, node.outputs[0])
+            if x is None or not shapes or all(map(is_constant, factors)):
                 continue
             write = Writer(model, node)
             factor = factors[0]
-            for other in factors[1:]:
+            for other, shape in zip(factors[1:], shapes[1:], strict=True):
                 factor = write("Mul", factor, other)
                 set_shape(factor, shape, node.outputs[0])
             factor = write("Add", factor, write.constant(1.0, like=x))
-            set_shape(factor, shape, node.outputs[0])
+            set_shape(factor, shapes[-1], node.outputs[0])
             write.replace(node.outputs[0], shaped_like(write("Mul", x, factor), node.outputs[0]))
             yield Change(rewrite="common-factor", place=node.name or "", description=f"{len(factors)} factors")
             break
@@ -49,31 +49,47 @@ def _other_factors(product: ir.Value | None, x: ir.Value | None) -> list[ir.Valu
 
     A factor may be a product itself, in which the value is.
     """
-    node = made_by(product, "Mul")
-    if node is None or product is None or not is_read_once(product):
-        return []
-    for at, other in enumerate(reversed(node.inputs)):
-        found = [] if node.inputs[at] is x else _other_factors(node.inputs[at], x)
-        if other is not None and other is not x and (found or node.inputs[at] is x):
-            return [*found, other]
+    waiting: list[tuple[ir.Value | None, Any]] = [(product, ())]  # with the factors next to it: (inner, (outer, ...))
+    while waiting:
+        value, outer = waiting.pop()
+        node = made_by(value, "Mul")
+        if node is None or value is None or not is_read_once(value):
+            continue
+        for inner, other in (node.inputs, node.inputs[::-1]):
+            if other is not x and inner is not x:
+                waiting.append((inner, (other, outer)))
+            elif other is not x:
+                found: list[ir.Value] = []
+                pairs: Any = (other, outer)
+                while pairs:
+                    factor, pairs = pairs
+                    found.append(factor)
+                return found
     return []
 
 
-def _smaller_shape(factors: list[ir.Value], x: ir.Value | None, total: ir.Value) -> Sizes | None:
-    """The shape of the product of factors, if it has 1 along an axis where x has more; None if unknown, or if not."""
+def _smaller_shapes(factors: list[ir.Value], x: ir.Value | None, total: ir.Value) -> list[Sizes]:
+    """The shapes of the products of the first factors, of the first two, and so on.
+
+    Empty if one is unknown, or if the last has no axis of length 1 where x is longer.
+    """
     shape = sizes(x)
-    if not factors or shape is None or shape != sizes(total):
-        return None
-    joint: list[Size] = [1] * len(shape)
+    if shape is None or shape != sizes(total):
+        return []
+    found: list[Sizes] = []
+    joint: Sizes = ()
     for factor in factors:
         given = sizes(factor)
         if given is None or len(given) > len(shape):
-            return None
-        given = (1,) * (len(shape) - len(given)) + given
-        if any(size not in (1, full) for size, full in zip(given, shape, strict=True)):
-            return None
-        joint = [known if size == 1 else size for known, size in zip(joint, given, strict=True)]
-    return tuple(joint) if any(own == 1 != full for own, full in zip(joint, shape, strict=True)) else None
+            return []
+        rank = max(len(joint), len(given))
+        own, joint = ((1,) * (rank - len(each)) + each for each in (given, joint))
+        if any(size not in (1, full) for size, full in zip(own, shape[len(shape) - rank :], strict=True)):
+            return []
+        joint = tuple(known if size == 1 else size for known, size in zip(joint, own, strict=True))
+        found.append(joint)
+    full = (1,) * (len(shape) - len(joint)) + joint
+    return found if any(own == 1 != size for own, size in zip(full, shape, strict=True)) else []
 
 
 COMMON_FACTOR = Rewrite(

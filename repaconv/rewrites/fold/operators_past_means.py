@@ -225,12 +225,17 @@ def _is_for_layer_after(node: ir.Node) -> bool:
 
 def _follows_linear_layers(value: ir.Value | None) -> bool:
     """Whether linear layers alone compute a value, through scales, shifts and sums that nothing else reads."""
-    inner = made_by(value, *ARITHMETIC, "BatchNormalization")
-    if value is None or inner is None:
-        return made_by(value, *LINEAR) is not None
-    variable = [x for x in inner.inputs if x is not None and not is_constant(x)]
-    alone = len(variable) == 1 or all(map(is_read_once, variable))
-    return alone and all(map(_follows_linear_layers, variable))
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        inner = made_by(each, *ARITHMETIC, "BatchNormalization")
+        if inner is None and made_by(each, *LINEAR) is None:
+            return False
+        variable = [x for x in inner.inputs if x is not None and not is_constant(x)] if inner is not None else []
+        if len(variable) > 1 and not all(map(is_read_once, variable)):
+            return False
+        waiting += variable
+    return True
 
 
 def _source_and_steps(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, int]]] | None:

@@ -34,6 +34,7 @@ from repaconv.engines.onnxruntime_cpu import (
 )
 from repaconv.graph.models_in_onnx_ir import rewritten
 from repaconv.graph.onnx_files import with_node_names
+from repaconv.graph.operator_schemas import output_types
 from repaconv.onnx_export import fp16_and_int8 as precision_module
 from repaconv.onnx_export import nncf_quantization
 from repaconv.onnx_export.bfloat16 import rounded_in_float32, to_bf16
@@ -922,6 +923,26 @@ def test_operators_without_float16_stay_in_float32(exported_graph, nodes, consta
     assert not [link for link in done.links if link.verdict == "failed"]
     assert len(done.fp32_nodes) == 1
     load_onnx(Path("low.onnx")).run({"x": normal(1, 3, 16, 16)})
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "bf16"])
+def test_a_graph_with_a_sequence_of_unequal_parts_is_exported(exported_graph, precision):
+    parts = "q = SplitToSequence<axis = 1>(a, parts) first = SequenceAt(q, zero) b = Concat<axis = 1>(first, first)"
+    constants = {"parts": np.array([4, 1, 3]), "zero": np.array(0)}
+    done = exported_graph(parts, precision, 22 if precision == "bf16" else 20, **constants)
+    assert not [link for link in done.links if link.verdict == "failed"]
+
+
+def test_values_that_a_loop_carries_have_types_of_their_own():
+    kinds = {"count": onnx.TensorProto.INT64, "go": onnx.TensorProto.BOOL, "x": onnx.TensorProto.FLOAT}
+    loop = onnx.helper.make_node("Loop", ["count", "go", "x", "count"], ["y", "steps"])
+    assert output_types(loop, kinds, 18) == {}
+    quantized = onnx.helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"])
+    assert output_types(quantized, kinds, 18) == {
+        "q": onnx.TensorProto.UINT8,
+        "scale": onnx.TensorProto.FLOAT,
+        "zero": onnx.TensorProto.UINT8,
+    }
 
 
 def test_an_operator_with_a_float32_constant_stays_in_float32_next_to_bfloat16(exported_graph):

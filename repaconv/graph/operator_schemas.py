@@ -23,7 +23,8 @@ def allowed_types(node: onnx.NodeProto, place: int, opset: int) -> frozenset[str
 def output_types(node: onnx.NodeProto, kinds: Mapping[str, int], opset: int) -> dict[str, int]:
     """Return the element types of a node's outputs, as far as its schema sets them, or those of its inputs do.
 
-    The output of a ``Where`` has the type of its second input; that of a comparison is boolean.
+    The output of a ``Where`` has the type of its second input; that of a comparison is boolean. Those of a ``Loop``
+    have types of their own, which no schema sets.
 
     Args:
         node: A node.
@@ -32,7 +33,7 @@ def output_types(node: onnx.NodeProto, kinds: Mapping[str, int], opset: int) -> 
     """
     from onnx import TensorProto
 
-    only_types = {"tensor(bool)": TensorProto.BOOL, "tensor(int64)": TensorProto.INT64}
+    every = {f"tensor({name.lower()})": kind for name, kind in TensorProto.DataType.items()}
     schema = _schema(node, opset)
     if schema is None:
         return {}
@@ -43,7 +44,7 @@ def output_types(node: onnx.NodeProto, kinds: Mapping[str, int], opset: int) -> 
     for place, name in enumerate(node.output):
         formal = schema.outputs[min(place, len(schema.outputs) - 1)]
         only = next(iter(formal.types)) if len(formal.types) == 1 else ""
-        if kind := given.get(formal.type_str, only_types.get(only)):
+        if formal.is_homogeneous and (kind := given.get(formal.type_str, every.get(only))):
             found[name] = kind
     return found
 

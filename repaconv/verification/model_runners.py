@@ -533,7 +533,8 @@ class OnnxValues:
 
         def run(feeds: Feeds) -> dict[ValueLocation, Array]:
             found = session.run(named([port.name for port in session.inputs], feeds))
-            arrays = {place: np.asarray(found[name]) for place, name in wanted.items()}
+            tensors = {place: found[name] for place, name in wanted.items() if not isinstance(found[name], list)}
+            arrays = {place: np.asarray(tensor) for place, tensor in tensors.items()}
             return {place: array for place, array in arrays.items() if np.issubdtype(array.dtype, np.floating)}
 
         yield from map(run, inferences)

@@ -249,6 +249,8 @@ def largest_values(
     for call in calls:
         feeds = named(names, call)
         for name, given in {**feeds, **session.run(feeds)}.items():
+            if isinstance(given, list):  # a sequence
+                continue
             value = np.asarray(given)
             if not np.issubdtype(value.dtype, np.floating):
                 continue

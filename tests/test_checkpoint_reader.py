@@ -253,7 +253,7 @@ def test_what_is_no_checkpoint_says_what_it_is(tmp_path, tiny):
         ("net.tflite", b"\x1c\0\0\0TFL3", "a TensorFlow Lite model", "--tflite net.tflite --output net.onnx"),
         ("saved", None, "a SavedModel of TensorFlow", "--saved-model saved --output saved.onnx"),
         ("net.h5", b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes", "model.export('saved_model')"),
-        ("net.keras", b"zip", "a model of Keras", "model.export('saved_model')"),
+        ("nets/net.keras", b"zip", "a model of Keras", "model.export('nets/saved_model')"),
         ("net.pdparams", pickle.dumps({"w": [1.0]}), "a model of PaddlePaddle", "paddle.onnx.export"),
         (
             "net.xml",
@@ -266,6 +266,7 @@ def test_what_is_no_checkpoint_says_what_it_is(tmp_path, tiny):
     ],
 )
 def test_a_model_of_another_format_is_named(name, content, what, hint):
+    Path(name).parent.mkdir(exist_ok=True)
     if content is None:
         Path(name).mkdir()
         Path(name, "saved_model.pb").write_bytes(b"\x08\x01")

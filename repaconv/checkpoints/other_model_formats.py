@@ -11,7 +11,7 @@ from pathlib import Path
 
 from repaconv.core.errors import Refused
 
-KERAS = "Load it in Keras and save it with model.export('saved_model'); then {}."
+KERAS = "Load it in Keras and save it with model.export({!r}); then {}."
 PADDLE = "Export the network to ONNX with paddle.onnx.export, or its inference model with paddle2onnx; then fold that."
 MADE_FOR_A_RUNTIME = "Fold the ONNX model or the checkpoint from which it was made."
 
@@ -58,7 +58,7 @@ def _other_format(path: Path, head: bytes) -> tuple[str, str] | None:
     if head.startswith(b"\x89HDF") or path.suffix == ".keras":
         saved = path.with_name("saved_model")
         what = "a model of Keras" if path.suffix == ".keras" else "an HDF5 file, as Keras writes"
-        return what, KERAS.format(_by_tf2onnx("saved-model", saved))
+        return what, KERAS.format(str(saved), _by_tf2onnx("saved-model", saved))
     if path.suffix in PADDLE_SUFFIXES or (path.is_dir() and any(path.glob("*.pdiparams"))):
         return "a model of PaddlePaddle", PADDLE
     if b"<net" in head:

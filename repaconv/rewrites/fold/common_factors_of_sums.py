@@ -11,7 +11,7 @@ Source: Woo et al. 2023, "ConvNeXt V2: Co-designing and Scaling ConvNets with Ma
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from repaconv.graph.nodes_and_constants import Writer, is_constant, is_read_once, made_by, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
@@ -49,22 +49,17 @@ def _other_factors(product: ir.Value | None, x: ir.Value | None) -> list[ir.Valu
 
     A factor may be a product itself, in which the value is.
     """
-    waiting: list[tuple[ir.Value | None, Any]] = [(product, ())]  # with the factors next to it: (inner, (outer, ...))
+    waiting: list[tuple[ir.Value | None, tuple[ir.Value | None, ...]]] = [(product, ())]  # and the factors next to it
     while waiting:
-        value, outer = waiting.pop()
+        value, others = waiting.pop()
         node = made_by(value, "Mul")
         if node is None or value is None or not is_read_once(value):
             continue
         for inner, other in (node.inputs, node.inputs[::-1]):
-            if other is not x and inner is not x:
-                waiting.append((inner, (other, outer)))
-            elif other is not x:
-                found: list[ir.Value] = []
-                pairs: Any = (other, outer)
-                while pairs:
-                    factor, pairs = pairs
-                    found.append(factor)
-                return found
+            if other is not x and inner is x:
+                return [factor for factor in (other, *others) if factor is not None]
+            if other is not x:
+                waiting.append((inner, (other, *others)))
     return []
 
 

@@ -216,6 +216,15 @@ def test_a_backbone_that_was_given_a_head_has_as_many_classes_as_its_checkpoint(
     assert getattr(found.module.head, "out_features", 0) == classes
 
 
+@pytest.mark.parametrize("name", ["head.weight", "stem.bias"])
+def test_a_weight_that_is_one_number_names_no_number_of_classes(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("repaconv.sources.named_architectures._builder", lambda _arch: Backbone)
+    monkeypatch.setattr("repaconv.sources.named_architectures.version", lambda _library: "1")
+    torch.save({**Backbone(0).state_dict(), name: torch.zeros(())}, tmp_path / "c.pth")
+    with pytest.raises(Refused):
+        build_network(Architecture("timm:backbone", {}), read_checkpoint(tmp_path / "c.pth"))
+
+
 def test_attention_with_a_mask_of_float32_is_compared_with_what_it_is_in_float64(code):
     """torch's own kernel reads such a mask as numbers of the queries' type. EoMT has one."""
     code["settings"] = {"image_size": "16x16"}

@@ -595,12 +595,12 @@ def _checkpoint_classes(plain: nn.Module, weights: Mapping[str, Tensor]) -> int 
     Backbones of timm have no head unless a number of classes is given, such as EVA-02 and DINOv2.
     """
     own = plain.state_dict()
-    if (head := _missing_head(plain)) and (weight := weights.get(f"{head}.weight")) is not None:
+    if (head := _missing_head(plain)) and (weight := weights.get(f"{head}.weight")) is not None and weight.ndim:
         return int(weight.shape[0])
     other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
-    counts = {weights[name].shape[0] for name in other}
+    counts = {weights[name].shape[:1] for name in other}
     if len(counts) == 1 and all(own[name].shape[1:] == weights[name].shape[1:] for name in other):
-        return int(counts.pop())
+        return next(iter(counts.pop()), None)
     gone = {name.rpartition(".")[0] for name in own.keys() - weights.keys()}
     heads = {own[f"{head}.weight"].ndim for head in gone if f"{head}.weight" in own}
     return 0 if gone and not weights.keys() - own.keys() and heads == {2} else None

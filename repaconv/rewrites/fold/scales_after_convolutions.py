@@ -154,11 +154,7 @@ def _before_selection(x: ir.Value, affine: ScaleAndShift) -> tuple[ir.Value, Sca
     shape = sizes(chosen.value) if chosen is not None else None
     if chosen is None or shape is None or chosen.axis != 1 or not chosen.keeps or not isinstance(shape[1], int):
         return x, affine
-    readers = dict.fromkeys(reader for reader, _ in chosen.value.uses())
-    others = [selection_of(out) for reader in readers for out in reader.outputs if is_read(out)]
-    apart = [other.places for other in others if other is not None and (other.value, other.axis) == (chosen.value, 1)]
-    taken = np.concatenate(apart)
-    if chosen.value.is_graph_output() or len(apart) < len(others) or len(np.unique(taken)) < len(taken):
+    if chosen.value.is_graph_output() or not _are_apart(chosen.value):
         return x, affine
 
     def spread(numbers: Array, fill: float) -> Array:
@@ -168,6 +164,17 @@ def _before_selection(x: ir.Value, affine: ScaleAndShift) -> tuple[ir.Value, Sca
 
     shift = None if affine.shift is None else spread(affine.shift, 0)
     return chosen.value, ScaleAndShift(spread(affine.scale, 1), shift)
+
+
+def _are_apart(value: ir.Value) -> bool:
+    """Whether all that reads a value are selections of different channels."""
+    readers = dict.fromkeys(reader for reader, _ in value.uses())
+    if len(readers) == 1 and next(iter(readers)).op_type == "Split":
+        return True
+    found = [selection_of(out) for reader in readers for out in reader.outputs if is_read(out)]
+    parts = [part.places for part in found if part is not None and (part.value, part.axis) == (value, 1)]
+    taken = np.concatenate(parts)
+    return len(parts) == len(found) and len(np.unique(taken)) == len(taken)
 
 
 def _layer(node: ir.Node, affine: ScaleAndShift) -> _Layer | None:

@@ -451,6 +451,21 @@ def test_a_value_that_is_an_output_stays():
     assert folded(graph(rows, weights, {"x": (1, 3, 4)}, ("1", "y")), normal(1, 3, 4)) == ["MatMul", "Mul"]
 
 
+def test_a_shift_that_cancels_with_the_bias_of_the_layer_after_it():
+    rows = [
+        ("Relu", "x", "r"),
+        ("ReduceL2", "r tokens", "norm", {"keepdims": 1}),
+        ("Mul", "r norm", "p"),
+        ("Add", "p shift", "s"),
+        ("Add", "s r", "t"),
+        ("MatMul", "t w", "m"),
+        ("Add", "m bias", "y"),
+    ]
+    shift, w = np.arange(1.0, 9.0), np.arange(32.0).reshape(8, 4)
+    weights = {"tokens": np.array([1]), "shift": shift, "w": w, "bias": -(shift @ w)}
+    assert folded(graph(rows, weights, {"x": (1, 3, 8)}), normal(1, 3, 8)).count("Add") == 1
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_shift_of_a_global_response_norm_goes_into_the_bias_of_the_layer_after_it(bias):
     """As in ConvNeXt V2: what two products would have to read is written out, but its constant is not."""

@@ -471,6 +471,9 @@ def move_shifts(graph: LinearGraph) -> None:
             assert user.shift is not None
             user.shift, user.changed = user.shift + shift, True
             user.absorbed = [*user.absorbed, operator_of(vertex)]
+        for user, _ in moved:
+            if user.shift is not None and not user.shift.any():
+                user.shift = None  # the shifts cancel
         vertex.shift, vertex.changed = None, True
 
 
@@ -484,7 +487,7 @@ def _shifts_after(vertex: Vertex, shift: Vector) -> list[tuple[Vertex, Vector]] 
     waiting = [(user, product_with_vector(user.inputs[vertex], shift)) for user in vertex.outputs]
     for _ in range(MOST_READERS):
         if not waiting:
-            return found
+            break
         user, moved = waiting.pop()
         if user.shared:  # it would need its own copy of the shared matrix
             return None
@@ -494,7 +497,7 @@ def _shifts_after(vertex: Vertex, shift: Vector) -> list[tuple[Vertex, Vector]] 
             return None
         else:
             waiting += [(each, product_with_vector(each.inputs[user], moved)) for each in user.outputs]
-    return None
+    return None if waiting else found
 
 
 # --- Reorder, scale and shift the channels of a product so that its readers only slice it.

@@ -107,6 +107,8 @@ class Tally:
         counts |= {name: getattr(self, name) or None for name in ("different", "left_out", "explained")}
         if self.error:  # only for floating-point numbers
             counts["error"] = self.error
+        if self.nans:
+            counts["detail"] = f"{self.nans} of {self.compared} {self.unit} NaN on both sides"
         if self.kind is not None and (self.explained or self.left_out):
             kind = self.kind
             counts |= {"rounding": self.rounding / kind.times, "factor": kind.times}
@@ -525,7 +527,7 @@ class _Output:
         nothing = reason in ("rounding_decides", "rounding_too_large", "discrete_in_low_precision", "not_comparable")
         described = found.tally.figures
         if reason == "not_comparable":
-            described = Figures(detail=self.doubt if self._doubtful(found.tally) else "NaN on both sides")
+            described = Figures(detail=self.doubt if self._doubtful(found.tally) else described.detail)
         words = ""
         if allowed.kind == "lossy" and isinstance(self.kind, Reals) and verdict_for(reason) != "not verified":
             evaluated = self.owner.evaluation.task if self.owner.evaluation else None

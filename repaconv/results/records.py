@@ -605,7 +605,8 @@ class Figures(Record):
         error: The largest error of the candidate, relative to the numbers next to it.
         error_in_float64: The same of the candidate computed in float64.
         unfused: On how many probes the candidate ran without fusions of the runtime, whose result was not finite.
-        detail: What else belongs to the reason: the two shapes, or the message of the runtime.
+        detail: What else belongs to the reason: the two shapes, the message of the runtime, or how many are NaN
+            on both sides.
     """
 
     unit: Literal["", "images", "probes", "numbers"] = ""

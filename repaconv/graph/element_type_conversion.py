@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repaconv.graph.onnx_files import subgraphs_of
 from repaconv.graph.operator_facts import DEFAULT_DOMAIN
+from repaconv.graph.operator_schemas import TYPED, FormalTypes, SchemaTypes, formal_types, schema_types
 
 if TYPE_CHECKING:
     import onnx
-
-TYPED = ("to", "dtype", "output_datatype")
-"""Attributes that name an element type."""
 
 _WORDS = {1: "float", 10: "float16", 11: "double", 16: "bfloat16"}
 """Names of floating types in operator schemas, by ONNX type number."""
@@ -207,17 +205,17 @@ class _Retyping:
         """Return the output indices where an operator gives only the old types, with that type."""
         return dict(self._narrow(self._types(node).outputs, node.output))
 
-    def _narrow(self, formals: Sequence[frozenset[str]], names: Sequence[str]) -> Iterator[tuple[int, int]]:
+    def _narrow(self, formals: Sequence[FormalTypes], names: Sequence[str]) -> Iterator[tuple[int, int]]:
         for place, name in enumerate(names):
-            types = formals[min(place, len(formals) - 1)] if formals else None
-            if not name or types is None:
+            formal = formal_types(formals, place)
+            if not name or formal is None:
                 continue
-            old = _old_type_only(types, tuple(self.kinds.items()))
-            if old and (types <= _FLOATS or self.known.get(name) in self.kinds):
+            old = _old_type_only(formal.types, tuple(self.kinds.items()))
+            if old and (formal.types <= _FLOATS or self.known.get(name) in self.kinds):
                 yield place, old
 
-    def _types(self, node: onnx.NodeProto) -> _Types:
-        return _types(node.op_type, self._opset(node), _domain(node))
+    def _types(self, node: onnx.NodeProto) -> SchemaTypes:
+        return schema_types(node.op_type, self._opset(node), _domain(node))
 
     def _opset(self, node: onnx.NodeProto) -> int:
         return self.opsets.get(_domain(node), self.opsets.get(node.domain, 0))
@@ -230,43 +228,8 @@ def _old_type_only(types: frozenset[str], kinds: tuple[tuple[int, int], ...]) ->
     return None if not old or any(f"tensor({_WORDS[new]})" in types for _, new in old) else old[0][0]
 
 
-class _Types(NamedTuple):
-    """What the schema of an operator says of types.
-
-    Attributes:
-        inputs: The types that each input accepts.
-        outputs: The types that each output may have.
-        defaults: The attributes that name an element type, with their default.
-    """
-
-    inputs: tuple[frozenset[str], ...] = ()
-    outputs: tuple[frozenset[str], ...] = ()
-    defaults: tuple[tuple[str, int], ...] = ()
-
-
 def _domain(node: onnx.NodeProto) -> str:
     return "" if node.domain == "ai.onnx" else node.domain
-
-
-@lru_cache(maxsize=1024)
-def _types(operator: str, opset: int, domain: str) -> _Types:
-    """Read what an operator's schema says of types; nothing if this version of onnx has none.
-
-    onnx builds its lists and sets anew each time that they are read from a schema.
-    """
-    import onnx
-
-    try:
-        schema = onnx.defs.get_schema(operator, opset, domain)
-    except Exception:  # the module of onnx's exception class differs between versions
-        return _Types()
-    known = schema.attributes
-    defaults = ((name, known[name].default_value.i) for name in TYPED if name in known)
-    return _Types(
-        tuple(frozenset(formal.types) for formal in schema.inputs),
-        tuple(frozenset(formal.types) for formal in schema.outputs),
-        tuple((name, kind) for name, kind in defaults if kind),
-    )
 
 
 def _retyped(tensor: onnx.TensorProto, kinds: Mapping[int, int]) -> onnx.TensorProto:

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
-from repaconv.graph.onnx_files import all_graphs, dims_of, names_read
+from repaconv.graph.onnx_files import all_graphs, dims_of, names_read, opset_of
+from repaconv.graph.operator_schemas import output_types
 
 if TYPE_CHECKING:
     import onnx
@@ -74,11 +75,18 @@ def shapes_from_inputs(model: onnx.ModelProto) -> dict[str, tuple[int | str | No
 
 
 def inferred_element_types(model: onnx.ModelProto) -> dict[str, int]:
-    """Return the element types of inputs and weights, and of the values whose types follow from them."""
-    bare = weights_as_inputs(model)
-    return {weight.name: weight.data_type for weight in bare.graph.initializer} | {
-        value.name: value.type.tensor_type.elem_type for value in (*bare.graph.input, *_inferred(bare))
-    }
+    """Return the element types of inputs and weights, and of the values whose types follow from them.
+
+    ONNX infers none of some operators that it defines by others, such as GroupNormalization: those are of the schema.
+    """
+    bare, opset = weights_as_inputs(model), opset_of(model)
+    found = {weight.name: weight.data_type for weight in bare.graph.initializer}
+    values = ((value.name, value.type.tensor_type.elem_type) for value in (*bare.graph.input, *_inferred(bare)))
+    found |= {name: kind for name, kind in values if kind}
+    for node in bare.graph.node:
+        for name, kind in output_types(node, found, opset).items():
+            found.setdefault(name, kind)
+    return found
 
 
 def _without_declared_shapes(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -2,22 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.graph.operator_facts import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
     import onnx
 
+TYPED = ("to", "dtype", "output_datatype")
+"""Attributes that name an element type."""
 FLOAT32_FUNCTIONS = ("AffineGrid", "MeanVarianceNormalization")
 """Operators that ONNX allows in half precision, but defines by others with a float32 constant."""
 
 
+class FormalTypes(NamedTuple):
+    """The element types of an input or output in a schema.
+
+    Attributes:
+        types: The allowed types by ONNX's names, such as ``tensor(float16)``.
+        variable: The type variable, such as T; inputs and outputs of the same variable have one type.
+        is_homogeneous: Whether all values of a variadic input or output have one type.
+    """
+
+    types: frozenset[str]
+    variable: str
+    is_homogeneous: bool
+
+
+class SchemaTypes(NamedTuple):
+    """What the schema of an operator says of element types.
+
+    Attributes:
+        inputs: Those of each input; of a variadic one, the last entry is for all.
+        outputs: Those of each output.
+        defaults: The attributes that name an element type, with their default.
+    """
+
+    inputs: tuple[FormalTypes, ...] = ()
+    outputs: tuple[FormalTypes, ...] = ()
+    defaults: tuple[tuple[str, int], ...] = ()
+
+
+@lru_cache(maxsize=1024)
+def schema_types(operator: str, opset: int, domain: str) -> SchemaTypes:
+    """Read what an operator's schema says of types; nothing if this version of onnx has none.
+
+    onnx builds its lists and sets anew each time that they are read from a schema.
+    """
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(operator, opset, domain)
+    except Exception:  # the module of onnx's exception class differs between versions
+        return SchemaTypes()
+    known = schema.attributes
+    defaults = ((name, known[name].default_value.i) for name in TYPED if name in known)
+    inputs, outputs = (
+        tuple(FormalTypes(frozenset(each.types), each.type_str, each.is_homogeneous) for each in formals)
+        for formals in (schema.inputs, schema.outputs)
+    )
+    return SchemaTypes(inputs, outputs, tuple((name, kind) for name, kind in defaults if kind))
+
+
+def formal_types(formals: Sequence[FormalTypes], place: int) -> FormalTypes | None:
+    """Return the types of the input or output at a place; None if the schema has none."""
+    return formals[min(place, len(formals) - 1)] if formals else None
+
+
 def allowed_types(node: onnx.NodeProto, place: int, opset: int) -> frozenset[str]:
-    """Return the types of an input by ONNX's names, such as ``tensor(float16)``; empty if no schema is known."""
-    schema = _schema(node, opset)
-    return frozenset(schema.inputs[min(place, len(schema.inputs) - 1)].types) if schema is not None else frozenset()
+    """Return the types that an input of a node may have; empty if no schema is known."""
+    formal = formal_types(_of_node(node, opset).inputs, place)
+    return formal.types if formal is not None else frozenset()
 
 
 def output_types(node: onnx.NodeProto, kinds: Mapping[str, int], opset: int) -> dict[str, int]:
@@ -31,26 +88,30 @@ def output_types(node: onnx.NodeProto, kinds: Mapping[str, int], opset: int) -> 
         kinds: Element types by value name.
         opset: The opset of the graph.
     """
-    from onnx import TensorProto
-
-    every = {f"tensor({name.lower()})": kind for name, kind in TensorProto.DataType.items()}
-    schema = _schema(node, opset)
-    if schema is None:
-        return {}
+    schema = _of_node(node, opset)
     given, found = dict[str, int](), dict[str, int]()
     for place, name in enumerate(node.input):
-        if kind := kinds.get(name):
-            given[schema.inputs[min(place, len(schema.inputs) - 1)].type_str] = kind
+        formal = formal_types(schema.inputs, place)
+        if formal is not None and (kind := kinds.get(name)):
+            given[formal.variable] = kind
     for place, name in enumerate(node.output):
-        formal = schema.outputs[min(place, len(schema.outputs) - 1)]
+        formal = formal_types(schema.outputs, place)
+        if formal is None or not formal.is_homogeneous:
+            continue
         only = next(iter(formal.types)) if len(formal.types) == 1 else ""
-        if formal.is_homogeneous and (kind := given.get(formal.type_str, every.get(only))):
+        if kind := given.get(formal.variable, _kinds_by_name().get(only)):
             found[name] = kind
     return found
 
 
-def _schema(node: onnx.NodeProto, opset: int) -> onnx.defs.OpSchema | None:
-    from onnx import defs
+def _of_node(node: onnx.NodeProto, opset: int) -> SchemaTypes:
+    """What ONNX's schema of a node says; nothing for an operator of another domain."""
+    return schema_types(node.op_type, opset, "") if node.domain in DEFAULT_DOMAIN else SchemaTypes()
 
-    known = node.domain in DEFAULT_DOMAIN and defs.has(node.op_type, opset)
-    return defs.get_schema(node.op_type, opset) if known else None
+
+@cache
+def _kinds_by_name() -> dict[str, int]:
+    """Element types by their names in schemas."""
+    from onnx import TensorProto
+
+    return {f"tensor({name.lower()})": kind for name, kind in TensorProto.DataType.items()}

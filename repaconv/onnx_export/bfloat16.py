@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from repaconv.graph.graph_without_weights import inferred_element_types
 from repaconv.graph.onnx_files import NewNames, opset_of, subgraphs_of
 from repaconv.graph.operator_facts import RANDOM
-from repaconv.graph.operator_schemas import FLOAT32_FUNCTIONS, allowed_types, output_types
+from repaconv.graph.operator_schemas import FLOAT32_FUNCTIONS, allowed_types
 
 if TYPE_CHECKING:
     import onnx
@@ -52,7 +53,7 @@ class _Typing:
         self.inputs = {value.name for value in self.graph.input}
         floats = [w for w in self.graph.initializer if w.data_type == onnx.TensorProto.FLOAT]
         self.weights = {w.name: w for w in floats if w.name not in self.inputs}  # an input's is its default
-        self.types = _types(model)
+        self.types = inferred_element_types(model)
         self.floats = {name for name, kind in self.types.items() if kind == onnx.TensorProto.FLOAT}
         self.low: set[str] = set()
         self.nodes: list[onnx.NodeProto] = []
@@ -139,7 +140,7 @@ def rounded_in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     import onnx
 
-    low = {name for name, kind in _types(model).items() if kind == onnx.TensorProto.BFLOAT16}
+    low = {name for name, kind in inferred_element_types(model).items() if kind == onnx.TensorProto.BFLOAT16}
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     graph = copied.graph
@@ -175,23 +176,6 @@ def _cast(source: str, target: str, to: int, name: str) -> onnx.NodeProto:
     from onnx import helper
 
     return helper.make_node("Cast", [source], [target], name, to=to)
-
-
-def _types(model: onnx.ModelProto) -> dict[str, int]:
-    """Return the element type of each value of the graph that ONNX infers, weights included.
-
-    ONNX infers none of some operators that it defines by others, such as GroupNormalization.
-    """
-    import onnx
-
-    graph, opset = onnx.shape_inference.infer_shapes(model).graph, opset_of(model)
-    values = (*graph.input, *graph.value_info, *graph.output)
-    types = {value.name: value.type.tensor_type.elem_type for value in values if value.type.tensor_type.elem_type}
-    types |= {weight.name: weight.data_type for weight in graph.initializer}
-    for node in graph.node:
-        for name, kind in output_types(node, types, opset).items():
-            types.setdefault(name, kind)
-    return types
 
 
 def _as_bf16(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]], name: str) -> onnx.TensorProto:

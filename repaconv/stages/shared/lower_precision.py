@@ -280,7 +280,7 @@ def _with_largest_values(model: onnx.ModelProto) -> onnx.ModelProto:
 
     kinds, floats = inferred_element_types(model), onnx.TensorProto
     values = [name for node in model.graph.node for name in node.output if name]
-    unknown = (None, floats.UNDEFINED, floats.FLOAT16, floats.BFLOAT16, floats.DOUBLE)
+    unknown = (None, floats.FLOAT16, floats.BFLOAT16, floats.DOUBLE)
     shown = with_outputs(model, [name for name in values if kinds.get(name) in unknown])
     outputs = [output for output in shown.graph.output if kinds.get(output.name) in unknown]
     for name in values:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from repaconv.checkpoints.memory_mapping import Checksums, Contents, map_file, truncated_file, view_as_dtype
-from repaconv.checkpoints.other_model_formats import refusal_of_other_format
+from repaconv.checkpoints.other_model_formats import require_no_other_format
 from repaconv.checkpoints.restricted_unpickler import Placeholder, StorageIds, StorageKind, strided, unpickle
 from repaconv.core import changed_input_files
 from repaconv.core.errors import Refused, RepaconvError, describe_exception, first_names, unreadable
@@ -130,8 +130,7 @@ class Archive:
                     hint="Export it to ONNX and fold that: torch.onnx.export(torch.export.load(FILE), f='model.onnx').",
                     code="checkpoint.type",
                 )
-            if other := refusal_of_other_format(path):
-                raise other
+            require_no_other_format(path)
             kind = "a TorchScript archive" if pickles else "a zip file without data.pkl"
             raise Refused(
                 f"{path} is {kind}, not a checkpoint.",
@@ -379,8 +378,7 @@ def _missing_file_hint(path: Path) -> str:
 
 def _open_by_first_bytes(path: Path) -> Contents:
     if path.is_dir():
-        if other := refusal_of_other_format(path):
-            raise other
+        require_no_other_format(path)
         several = several_files_hint(path)
         hint = f"It is {several}." if several else files_inside(path)
         raise Refused(f"{path} is a folder, not a checkpoint.", hint=hint, code="checkpoint.directory")
@@ -421,8 +419,7 @@ def _open_by_first_bytes(path: Path) -> Contents:
             hint=f"Rename it, e.g. to {path.with_name(f'{WEIGHTS[0]}{INDEX}')}, and give that.",
             code="checkpoint.type",
         )
-    if other := refusal_of_other_format(path, head):
-        raise other
+    require_no_other_format(path, head)
     raise Refused(
         f"{path} is not a checkpoint: {_what_it_looks_like(path, head)}.",
         hint=_pickle_hint(path)

@@ -1,4 +1,4 @@
-"""Recognize models of formats that repaconv does not read, and say how to get one that it does.
+"""Recognize models of TensorFlow, PaddlePaddle, TensorRT and others, and say what to fold instead.
 
 Formats of frameworks are converted to ONNX. Formats for one runtime hold a model that was changed for it, so the model
 from which they were made is folded instead.
@@ -35,18 +35,19 @@ BY_SUFFIX = {
 PADDLE_SUFFIXES = (".pdparams", ".pdopt", ".pdmodel", ".pdiparams")
 
 
-def refusal_of_other_format(path: Path, head: bytes = b"") -> Refused | None:
-    """Return the error for a file or folder of another format, or None if it is not recognized.
+def require_no_other_format(path: Path, head: bytes = b"") -> None:
+    """Refuse a file or folder of another format that is recognized.
 
     Args:
         path: The file or folder.
         head: The first bytes of the file.
+
+    Raises:
+        Refused: ``checkpoint.type``.
     """
-    known = _other_format(path, head)
-    if known is None:
-        return None
-    what, hint = known
-    return Refused(f"{path} is {what}, not a checkpoint.", hint=hint, code="checkpoint.type")
+    if known := _other_format(path, head):
+        what, hint = known
+        raise Refused(f"{path} is {what}, not a checkpoint.", hint=hint, code="checkpoint.type")
 
 
 def _other_format(path: Path, head: bytes) -> tuple[str, str] | None:

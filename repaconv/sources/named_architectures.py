@@ -203,7 +203,7 @@ def of_folder(folder: Path, asked: str | None = None) -> tuple[Architecture, Pat
     config = _config_of(folder)
     weights = weights_in(folder)
     if weights is None:
-        _require_no_other_format(folder)
+        _require_no_other_weights(folder)
         raise Refused(
             f"{folder} has neither {' nor '.join(WEIGHTS)}, in one file or in several.",
             hint="Give the weights' file, with --arch if there is no config.json next to it.",
@@ -251,7 +251,7 @@ def _config_of(folder: Path) -> dict[str, Any]:
     except PermissionError as error:
         raise unreadable(folder / CONFIG) from error
     except (OSError, ValueError) as error:
-        _require_no_other_format(folder)
+        _require_no_other_weights(folder)
         raise Refused(
             f"{folder} has no readable config.json: {getattr(error, 'strerror', None) or error}.",
             hint="It is a run folder: give the file from which it was made."
@@ -262,12 +262,11 @@ def _config_of(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _require_no_other_format(folder: Path) -> None:
+def _require_no_other_weights(folder: Path) -> None:
     from repaconv.checkpoints.containers import several_files_hint
-    from repaconv.checkpoints.other_model_formats import refusal_of_other_format
+    from repaconv.checkpoints.other_model_formats import require_no_other_format
 
-    if other := refusal_of_other_format(folder):
-        raise other
+    require_no_other_format(folder)
     if several := several_files_hint(folder):
         raise Refused(
             f"{folder} holds weights in several files.", hint=f"It is {several}.", code="folder.several-files"

@@ -1,4 +1,4 @@
-"""Arguments with which torchvision builds a network that are not in its name: from the tensors, or from the user."""
+"""Build networks of torchvision, with arguments that the checkpoint's tensors show, or that the user gives."""
 
 from __future__ import annotations
 

@@ -100,11 +100,11 @@ class _Difference:
         self._count += a.size
 
     def drift(self, place: ValueLocation) -> Drift:
-        root = [np.sqrt(each / self._count) for each in (self._squared_errors, self._squares)]
+        rms_error, rms = (float(np.sqrt(each / self._count)) for each in (self._squared_errors, self._squares))
         return Drift(
             place=str(place),
             max_rel_error=self._largest_error / (self._largest or 1.0),
-            rms_rel_error=float(root[0]) / (float(root[1]) or 1.0),
+            rms_rel_error=rms_error / (rms or 1.0),
         )
 
 

@@ -1,4 +1,4 @@
-"""common-factor: where a value is added to its product with numbers per channel or per image, add 1 to these instead.
+"""common-factor: a value plus its product with smaller factors becomes one product, x + x g = x (1 + g).
 
     x + x n g = x (n g + 1)
 

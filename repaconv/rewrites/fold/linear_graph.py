@@ -484,19 +484,18 @@ MOST_READERS = 64
 def _shifts_after(vertex: Vertex, shift: Vector) -> list[tuple[Vertex, Vector]] | None:
     """What readers would have to add to their shifts if a vertex were without its own; None if one has no shift."""
     found: list[tuple[Vertex, Vector]] = []
-    waiting = [(user, product_with_vector(user.inputs[vertex], shift)) for user in vertex.outputs]
+    waiting = [(user, vertex, shift) for user in vertex.outputs]
     for _ in range(MOST_READERS):
         if not waiting:
             break
-        user, moved = waiting.pop()
-        if user.shared:  # it would need its own copy of the shared matrix
-            return None
+        user, source, given = waiting.pop()
+        if user.shared or (user.shift is None and (user.is_fixed or user.of_norm)):
+            return None  # a reader of a shared matrix would need its own copy of it
+        moved = product_with_vector(user.inputs[source], given)
         if user.shift is not None:
             found.append((user, moved))
-        elif user.is_fixed or user.of_norm:
-            return None
         else:
-            waiting += [(each, product_with_vector(each.inputs[user], moved)) for each in user.outputs]
+            waiting += [(each, user, moved) for each in user.outputs]
     return None if waiting else found
 
 
